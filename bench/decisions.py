@@ -127,7 +127,7 @@ def queueing(fleet: Fleet) -> Iterator[Callable[[], object]]:
         yield lambda i=i, name=name: fleet.handle(RequestArrived(TicketId(f"q{i}"), name))  # type: ignore[misc]
 
 
-def leaving(fleet: Fleet) -> Iterator[Callable[[], object]]:
+def disconnecting(fleet: Fleet) -> Iterator[Callable[[], object]]:
     """One of many that wait for a model leaves."""
     for i in count():
         name = fleet.cold[i % len(fleet.cold)]
@@ -157,13 +157,13 @@ def planning(fleet: Fleet) -> Iterator[Callable[[], object]]:
 
 def asking(fleet: Fleet) -> Iterator[Callable[[], object]]:
     """A request for a model that nobody has asked for, while everything else goes on: it looks at all devices."""
-    unasked = fleet.names[len(fleet.warm) + len(fleet.cold) :]
+    unused = fleet.names[len(fleet.warm) + len(fleet.cold) :]
     for i in count():
         for name in fleet.warm[i % 10 :: 10]:  # each device has changed since the last one
             ticket = TicketId(f"w{i}{name}")
             fleet.handle(RequestArrived(ticket, name))
             fleet.handle(RequestFinished(ticket))
-        name, ticket = unasked[i % len(unasked)], TicketId(f"a{i}")
+        name, ticket = unused[i % len(unused)], TicketId(f"a{i}")
         yield lambda name=name, ticket=ticket: fleet.handle(RequestArrived(ticket, name))  # type: ignore[misc]
         fleet.handle(RequestFinished(ticket))
 
@@ -172,7 +172,7 @@ STEPS = {
     "step: arrives, dispatched": passing,
     "step: ends, worker busy": ending,
     "step: arrives, queued": queueing,
-    "step: leaves the queue": leaving,
+    "step: leaves the queue": disconnecting,
     "step: ends, worker idle": falling_idle,
     "plan: a cold model": asking,
     "plan: a reading": planning,

@@ -67,9 +67,9 @@ class Stub(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._busy:
-            self._tell()
+            self._answer()
 
-    def _tell(self) -> None:
+    def _answer(self) -> None:
         if self._report is not None:
             sock, port = self._report
             sock.sendto(b"%d" % time.monotonic_ns(), ("127.0.0.1", port))
@@ -98,7 +98,7 @@ class Stub(asyncio.Protocol):
             first_at = loop.time() + begins * interval_s
             self._timer = loop.call_at(first_at, self._event, loop, int(order[1]), interval_s, first_at)
         else:
-            self._tell()
+            self._answer()
 
     def _event(self, loop: asyncio.AbstractEventLoop, left: int, interval_s: float, due: float) -> None:
         if left == 0:

@@ -78,8 +78,8 @@ async def run(url: str, seconds: float) -> str:
     late = [each for each in ended if each["tenant"] == "chat"][:LATE]  # the newest come first
     longest = max(late, key=waited)
     why = [sys.executable, "-m", "supervisor.cli", "why", "--url", url, "--request", str(longest["id"])]
-    told = subprocess.run(why, check=True, capture_output=True, text=True).stdout
-    return "\n".join([*table(ended, seconds), "", *story(told)])
+    output = subprocess.run(why, check=True, capture_output=True, text=True).stdout
+    return "\n".join([*table(ended, seconds), "", *story(output)])
 
 
 def waited(ended: dict[str, Any]) -> float:
@@ -103,12 +103,12 @@ def table(ended: list[dict[str, Any]], seconds: float) -> list[str]:
     return lines
 
 
-def story(told: str) -> list[str]:
+def story(output: str) -> list[str]:
     return [
         "The longest of the last waits of the tenant `chat`, as `llmux why --request` tells it:",
         "",
         "```",
-        told.rstrip(),
+        output.rstrip(),
         "```",
     ]
 

@@ -112,7 +112,7 @@ class Endpoint:
     upstream_path: str | None = None  # where it differs from the public path
     loads: bool = field(default=False, compare=False)  # of a GET: it loads its model, and is a use of it
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
-    unheard: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
+    unsupported_fields: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
     """Pairs of a field and a text. The workers ignore or misread the field if its JSON isn't null and contains the text.
     llmux then translates the request, if it can.
     """

@@ -30,8 +30,8 @@ class Estimate:
     def of(cls, parts: Mapping[str, int], note: str = "", *, each: int = 0) -> Estimate:
         """The sum of these parts, in bytes. The detail lists the parts in MiB, without empty ones."""
         words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
-        said = f"{words} MiB{f' ({note})' if note else ''}"
+        text = f"{words} MiB{f' ({note})' if note else ''}"
         weights = sum(size for name, size in parts.items() if name.endswith(_WEIGHT_PARTS))
         cache = sum(size for name, size in parts.items() if name.endswith(_CACHE_PART))
         total = -(-sum(parts.values()) // MIB)
-        return cls(total, "computed", said, -(-each // MIB), weights // MIB, cache // MIB)
+        return cls(total, "computed", text, -(-each // MIB), weights // MIB, cache // MIB)

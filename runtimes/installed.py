@@ -40,12 +40,12 @@ def program(environment: Path) -> Program | None:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, _version: int) -> Program:
-    told = json.loads(path.read_text(encoding="utf-8"))
+    record = json.loads(path.read_text(encoding="utf-8"))
     return Program(
-        told["device"],
-        told.get("build"),
-        told.get("kind"),
-        tuple(told.get("library_path", ())),
-        dict(told.get("variables", {})),
-        dict(told.get("names", {})),
+        record["device"],
+        record.get("build"),
+        record.get("kind"),
+        tuple(record.get("library_path", ())),
+        dict(record.get("variables", {})),
+        dict(record.get("names", {})),
     )

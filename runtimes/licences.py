@@ -36,7 +36,7 @@ def copyleft(folder: Path, *, built: bool = True) -> dict[str, str]:
     """
     locks = (lock for lock in folder.glob("requirements*.lock") if built or lock.stem != "requirements-build")
     pinned = pins(locks, machine=platform.machine())
-    strong = {pin: told["licence"] for pin, told in known().items() if told.get("copyleft") == "strong"}
+    strong = {pin: entry["licence"] for pin, entry in known().items() if entry.get("copyleft") == "strong"}
     return {pin.partition("==")[0]: licence for pin, licence in strong.items() if pin in pinned}
 
 

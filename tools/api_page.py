@@ -24,19 +24,19 @@ _SCOPES: Final = {None: "Open to all.", "admin": "Needs the scope `admin`.", "me
 
 def blocks() -> dict[str, str]:
     """The text of each section, by the name of its block."""
-    answers, told = recorded(), set[str]()
-    return {f"operations of {section.name}": _section(section, answers, told) for section in sections()}
+    answers, described = recorded(), set[str]()
+    return {f"operations of {section.name}": _section(section, answers, described) for section in sections()}
 
 
-def _section(section: Section, answers: Mapping[str, Any], told: set[str]) -> str:
+def _section(section: Section, answers: Mapping[str, Any], described: set[str]) -> str:
     return "\n\n".join(
         part
         for operation in section.operations
-        for part in _operation(operation, answer_of(key_of(section, operation), operation.example, answers), told)
+        for part in _operation(operation, answer_of(key_of(section, operation), operation.example, answers), described)
     )
 
 
-def _operation(operation: Operation, answer: Any, told: set[str]) -> Iterator[str]:
+def _operation(operation: Operation, answer: Any, described: set[str]) -> Iterator[str]:
     paths = (operation.path, *operation.aliases)
     yield "### " + ", ".join(f"`{operation.method} {path}`" for path in paths)
     yield " ".join(filter(None, (operation.summary, _SCOPES.get(operation.scope))))
@@ -45,18 +45,18 @@ def _operation(operation: Operation, answer: Any, told: set[str]) -> Iterator[st
     if operation.parameters:
         yield _meanings("Parameter", {each.name: each.description for each in operation.parameters})
     for head, schema in (("Field", operation.request), ("Of the answer", operation.answer)):
-        if rows := _described(schema, told):
+        if rows := _described(schema, described):
             yield _meanings(head, rows)
     yield f"```sh\n{_command(operation)}\n```"
     if answer is not None:
         yield _shown(answer)
 
 
-def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
+def _described(schema: Schema | None, described: set[str]) -> dict[str, str]:
     """The fields with a description, of an object or of the only list of objects in it."""
-    if schema is None or schema.get("title") in told:
+    if schema is None or schema.get("title") in described:
         return {}
-    told.update(filter(None, [schema.get("title")]))
+    described.update(filter(None, [schema.get("title")]))
     fields: Mapping[str, Schema] = schema.get("properties", {})
     rows = {
         name: field["description"]
@@ -64,7 +64,7 @@ def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
         if "description" in field and name not in ForLlmux.__struct_fields__
     }
     lists = [field["items"] for field in fields.values() if "items" in field and not rows]
-    return rows or next((found for items in lists if (found := _described(items, told))), {})
+    return rows or next((found for items in lists if (found := _described(items, described))), {})
 
 
 def _meanings(head: str, rows: Mapping[str, str]) -> str:

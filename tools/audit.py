@@ -21,7 +21,7 @@ from tools.locks import UV, all_pins, environments
 
 PIP_AUDIT: Final = "pip-audit==2.10.1"
 FOUND: Final = 1
-NOT_ASKED: Final = 3
+NOT_AUDITED: Final = 3
 
 
 class Vulnerability(TypedDict):
@@ -61,24 +61,24 @@ def holders(pin: str) -> str:
 
 def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
     """Tell what is known of them, on standard output, and return the exit code."""
-    asked: set[str] = set()
+    audited: set[str] = set()
     findings: list[str] = []
     problem = ""
     for batch in batches(wanted):
         report, problem = _ask(batch, words)
         if problem:
             break
-        asked |= {pin for pin, _ in report}
-        findings += [f"{pin} ({holders(pin) or 'no lock'}): {told}" for pin, vulns in report for told in vulns]
+        audited |= {pin for pin, _ in report}
+        findings += [f"{pin} ({holders(pin) or 'no lock'}): {advisory}" for pin, vulns in report for advisory in vulns]
     for line in findings:
         sys.stdout.write(f"{line}\n")
-    if missing := sorted({*wanted} - asked):
-        what = f"audited {len(asked)} of {len(wanted)} packages" if asked else "audited nothing"
+    if missing := sorted({*wanted} - audited):
+        what = f"audited {len(audited)} of {len(wanted)} packages" if audited else "audited nothing"
         why = f"the database could not be asked: {problem}" if problem else f"not known there: {', '.join(missing)}"
         sys.stdout.write(f"{what}: {why}\n")
     else:
-        sys.stdout.write(f"audited {len(asked)} packages, known vulnerabilities: {len(findings)}\n")
-    return FOUND if findings else NOT_ASKED if missing else 0
+        sys.stdout.write(f"audited {len(audited)} packages, known vulnerabilities: {len(findings)}\n")
+    return FOUND if findings else NOT_AUDITED if missing else 0
 
 
 def _ask(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], str]:
@@ -96,10 +96,10 @@ def _ask(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, li
             lines = done.stderr.strip().splitlines()
             return [], lines[-1] if lines else f"{PIP_AUDIT} ended with exit code {done.returncode}"
     named = {pin.partition("==")[0].lower(): pin for pin in batch}
-    return list(_told(json.loads(text), named)), ""
+    return list(_advisories(json.loads(text), named)), ""
 
 
-def _told(report: Report, named: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+def _advisories(report: Report, named: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     for package in report["dependencies"]:
         if "vulns" in package:  # else it was passed over
             yield named[package["name"].lower()], [_finding(vuln) for vuln in package["vulns"]]

@@ -307,17 +307,17 @@ def parameters(known: Table) -> str:
 
 def differences(table_of_runtime: Table, common: Table) -> str:
     """What a runtime does otherwise than the table of all workers for language models says."""
-    return parameters({name: told for name, told in table_of_runtime.items() if told != common.get(name)})
+    return parameters({name: text for name, text in table_of_runtime.items() if text != common.get(name)})
 
 
 def speech_parameters() -> str:
     """The same, in each variant."""
     names = dict.fromkeys(name for known in SPEECH.values() for name in known)
-    rows = [(f"`{name}`", *(_told(known, name) for known in SPEECH.values())) for name in names]
+    rows = [(f"`{name}`", *(_parameter_text(known, name) for known in SPEECH.values())) for name in names]
     return table(("Parameter", *SPEECH), rows)
 
 
-def _told(known: Table, name: str) -> str:
+def _parameter_text(known: Table, name: str) -> str:
     return f"{known[name].fate}: {known[name].note}"
 
 

@@ -186,7 +186,7 @@ def update(wanted: Iterable[str]) -> None:
 
     with ThreadPoolExecutor(AT_A_TIME) as threads:
         found = dict(filter(None, threads.map(find, sorted(wanted))))
-    lines = [f"{json.dumps(pin)}: {json.dumps(told, ensure_ascii=False)}" for pin, told in found.items()]
+    lines = [f"{json.dumps(pin)}: {json.dumps(licence, ensure_ascii=False)}" for pin, licence in found.items()]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     if problems:
         raise NoLicenceError("\n".join(problems))
@@ -204,10 +204,10 @@ def tables() -> str:
     return "\n\n".join([*parts, "## Told by hand", "\n".join(reasons)])
 
 
-def _row(pin: str, told: Licence) -> str:
-    strength = told.get("copyleft", "")
+def _row(pin: str, licence: Licence) -> str:
+    strength = licence.get("copyleft", "")
     marked = f"**{strength}**" if strength == "strong" else strength
-    return f"| {pin.replace('==', ' | ')} | {told['licence']} | {marked} |"
+    return f"| {pin.replace('==', ' | ')} | {licence['licence']} | {marked} |"
 
 
 if __name__ == "__main__":

@@ -146,8 +146,8 @@ def page(env: Mapping[str, str], state: Path) -> str:
                     str(ROOT): "~/llmux",
                 },
             )
-            told = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
-            parts.append(f"```console\n$ {told}\n{screen}\n```\n")
+            text = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
+            parts.append(f"```console\n$ {text}\n{screen}\n```\n")
     return "\n".join(parts)
 
 

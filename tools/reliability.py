@@ -107,13 +107,13 @@ def measured(test: str) -> dict[str, object]:
 def _figures(fault: Fault) -> str:
     if fault.missing:
         return fault.missing
-    told = {
+    figures = {
         name: value
         for test in tests_of(fault)
         for name, value in measured(test).items()
         if isinstance(value, int | float) and name != "seed"
     }
-    return "; ".join(f"{words(name)} {shown(name, value)}" for name, value in told.items()) or "–"
+    return "; ".join(f"{words(name)} {shown(name, value)}" for name, value in figures.items()) or "–"
 
 
 def words(name: str) -> str:

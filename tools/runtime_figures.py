@@ -41,8 +41,8 @@ def rows(registry: Registry, found: Mapping[str, Any]) -> Iterator[Row]:
         for model, figures in (runtime["models"] or {name: runtime}).items():
             memory = [_number(figures, key) for key in ("load_s", "estimate_mib", "measured_mib")]
             every = [endpoint.path for endpoint in registry.get(name).all_endpoints]
-            told = [*tests, *([f"not loaded: {figures['why']}"] if "why" in figures else [])]
-            yield (f"`{model}`", *environment, *memory, _endpoints(figures.get("endpoints", every)), ", ".join(told))
+            notes = [*tests, *([f"not loaded: {figures['why']}"] if "why" in figures else [])]
+            yield (f"`{model}`", *environment, *memory, _endpoints(figures.get("endpoints", every)), ", ".join(notes))
             environment, tests = ["", ""], []
 
 

@@ -90,7 +90,7 @@ def main() -> int:
     flags.add_argument("--only", nargs="+", choices=subjects.SUBJECTS, default=list(subjects.SUBJECTS))
     flags.add_argument("--swaps", type=int, choices=range(2, 1001), metavar="2-1000", default=100)
     flags.add_argument("--runtimes-dir", type=Path, default=runtimes_dir())
-    asked = flags.parse_args()
+    options = flags.parse_args()
     card = cards.first()
     if isinstance(card, str):
         print(card)
@@ -101,9 +101,9 @@ def main() -> int:
     try:
         failed = measure(
             card,
-            asked.only,
-            asked.runtimes_dir.absolute(),
-            swaps=asked.swaps,
+            options.only,
+            options.runtimes_dir.absolute(),
+            swaps=options.swaps,
             file=page.FILE,
             echo=lambda line: print(line, flush=True),
         )

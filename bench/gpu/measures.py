@@ -90,19 +90,19 @@ def load(daemon: Daemon, model: str) -> float:
     """Seconds until it is ready. Raises AssertionError with what the daemon says where it fails."""
     began = time.monotonic()
     with daemon.client() as client:
-        asked = client.post(f"/v1/admin/models/{model}/load", timeout=LOAD_S)  # it answers when it is ready
-    assert asked.is_success, asked.text
+        response = client.post(f"/v1/admin/models/{model}/load", timeout=LOAD_S)  # it answers when it is ready
+    assert response.is_success, response.text
     return time.monotonic() - began
 
 
 def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
     """Load it while another process comes and takes memory."""
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(load, daemon, model)
-        wait_until(lambda: asked.done() or daemon.model(model)["state"] == "starting", what=f"{model} starts")
+        loading = threads.submit(load, daemon, model)
+        wait_until(lambda: loading.done() or daemon.model(model)["state"] == "starting", what=f"{model} starts")
         with outsider:
-            during = not asked.done()
-            error = asked.exception()
+            during = not loading.done()
+            error = loading.exception()
             assert daemon.get("/health").status_code == 200
     if error is not None and not isinstance(error, AssertionError):
         raise error
@@ -127,11 +127,11 @@ def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footpr
 
 def answered(daemon: Daemon, subject: Subject, model: str) -> None:
     """One request. Raises AssertionError if it isn't answered."""
-    asked = dict(subject.request())
-    field = "json" if "json" in asked else "data"
-    asked[field] = {**asked[field], "model": model}
+    arguments = dict(subject.request())
+    field = "json" if "json" in arguments else "data"
+    arguments[field] = {**arguments[field], "model": model}
     with daemon.client() as client:
-        answer = client.post(subject.path, timeout=LOAD_S, **asked)
+        answer = client.post(subject.path, timeout=LOAD_S, **arguments)
     assert answer.status_code == 200, answer.text
 
 

@@ -49,8 +49,8 @@ def main() -> None:
     program = given.llama_server or (Path(on_path) if on_path else build_llama_server.built())
     if program is None:
         sys.exit("There is no llama-server: put one on PATH, or `python -m tests.support.build_llama_server`.")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    version = re.search(r"version: (\S+)", told.stdout + told.stderr)
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    version = re.search(r"version: (\S+)", output.stdout + output.stderr)
     compiled()
     busy = others_share()
     with temporary_folder() as name:

@@ -63,8 +63,8 @@ def losses(outcomes: Outcomes, samples: Samples) -> str:
     """A sentence on what llmux needs clearly more of."""
     medians = {what: statistics.median(values) for what, values in ratios(outcomes, samples).items()}
     worse = sorted((what for what in medians if medians[what] > LOSS), key=medians.__getitem__, reverse=True)
-    told = "; ".join(f"{what} ({digits(medians[what])} times)" for what in worse)
-    return f"**Where llmux loses**, the most first: {told or 'nowhere in this run'}."
+    listed = "; ".join(f"{what} ({digits(medians[what])} times)" for what in worse)
+    return f"**Where llmux loses**, the most first: {listed or 'nowhere in this run'}."
 
 
 def write(outcomes: Outcomes, samples: Samples, version: str, rounds: int, busy: float) -> None:

@@ -129,8 +129,8 @@ async def _killed(server: Server) -> Answer:
     """Good, if no worker outlives its killed server by `OUTLIVED_S`."""
     server.root.kill()
     server.root.wait()
-    gone_s = await server.until_gone(OUTLIVED_S)
-    return Answer("left", OUTLIVED_S) if gone_s is None else Answer("good", gone_s)
+    ended_s = await server.until_ended(OUTLIVED_S)
+    return Answer("left", OUTLIVED_S) if ended_s is None else Answer("good", ended_s)
 
 
 @dataclass(frozen=True, slots=True)

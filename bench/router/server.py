@@ -112,7 +112,7 @@ class Server(Target):
                         found[int(entry.name)] = Path(os.fsdecode(mine[0])).stem
         return found
 
-    async def until_gone(self, limit_s: float) -> float | None:
+    async def until_ended(self, limit_s: float) -> float | None:
         """Seconds until no worker is left; None if one is after `limit_s`."""
         began = time.monotonic()
         while self.workers():

@@ -74,9 +74,9 @@ def belady_table() -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     for models, room in [(8, 2), (8, 4), (20, 4), (20, 10)]:
-        asked = belady.trace(3, models, 1000)
-        loads = [belady.loads(POLICIES[name](), asked, room) for name in ("llmux", "FIFO, plain LRU")]
-        lines.append(f"| {models} | {room} | {belady.fewest_loads(asked, room)} | {loads[0]} | {loads[1]} |")
+        requests = belady.trace(3, models, 1000)
+        loads = [belady.loads(POLICIES[name](), requests, room) for name in ("llmux", "FIFO, plain LRU")]
+        lines.append(f"| {models} | {room} | {belady.fewest_loads(requests, room)} | {loads[0]} | {loads[1]} |")
     return lines
 
 

@@ -38,8 +38,8 @@ def trace(seed: int, models: int, length: int) -> list[int]:
     return [draw(chance, shares) for _ in range(length)]
 
 
-def loads(policy: AdmissionPolicy, asked: Sequence[int], room: int) -> int:
+def loads(policy: AdmissionPolicy, trace: Sequence[int], room: int) -> int:
     """How often the scheduler loads on one device that has room for so many."""
-    machine = Machine(policy, models=max(asked) + 1, devices=1, mib=(DEVICE_MIB - 512) // room)
-    requests = (Request(120.0 * i, model, 0, NORMAL, 1.0) for i, model in enumerate(asked))
+    machine = Machine(policy, models=max(trace) + 1, devices=1, mib=(DEVICE_MIB - 512) // room)
+    requests = (Request(120.0 * i, model, 0, NORMAL, 1.0) for i, model in enumerate(trace))
     return machine.run(requests).loads

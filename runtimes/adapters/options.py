@@ -52,8 +52,8 @@ def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]
 def extra_args(former: Options, given: Mapping[str, JsonValue]) -> list[JsonValue]:
     """`extra_args` of a model with these keys: its own words, then the options of former keys that have a value."""
     own = given.get("extra_args")
-    said = {key: given[key] for key in given if key in former and given[key] != "auto"}
-    return [*(own if isinstance(own, list) else ()), *command_line(former, said)]
+    renamed = {key: given[key] for key in given if key in former and given[key] != "auto"}
+    return [*(own if isinstance(own, list) else ()), *command_line(former, renamed)]
 
 
 def refused_options(words: Iterable[str], own: Collection[str], keys: Mapping[str, str]) -> Iterator[str]:

@@ -292,8 +292,8 @@ def _port_problem(config: CommandConfig) -> str | None:
         return None
     fixed = _FIXED_PORT.search(" ".join(words))
     if fixed is not None:
-        told = f"{fixed[1]}${{port}}"
-        return f"cmd: {fixed[0]} is a fixed port, and llmux chooses the port of each worker: write {told} instead"
+        fixed_port = f"{fixed[1]}${{port}}"
+        return f"cmd: {fixed[0]} is a fixed port, and llmux chooses the port of each worker: write {fixed_port} instead"
     return "cmd: nothing tells the program its port, which llmux chooses: put ${port} into cmd or env, as in --port ${port}"
 
 

@@ -54,12 +54,14 @@ class FasterWhisperWorker(TranscriptionWorker):
         found, info = self._transcribe(first, wanted, wanted.language, wanted.prompt)
 
         def segments() -> Iterator[Segment]:
-            said = wanted.prompt or ""
+            context = wanted.prompt or ""
             for piece in itertools.chain((first,), pieces):
                 cancel.check()
-                here = found if piece is first else self._transcribe(piece, wanted, info.language, said[-CONTEXT:])[0]
+                here = (
+                    found if piece is first else self._transcribe(piece, wanted, info.language, context[-CONTEXT:])[0]
+                )
                 for segment in here:
-                    said += segment.text
+                    context += segment.text
                     yield _segment(segment, piece)
 
         return SegmentStream(info.language, segments(), None if wanted.language else float(info.language_probability))

@@ -40,15 +40,15 @@ class OwnFolder:
 def _locked(folder: Path) -> int | None:
     """A descriptor that holds the folder's lock; None: another process holds it, or the folder is gone or another user's."""
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(held)
+        os.close(lock_fd)
         return None
-    if os.fstat(held).st_uid == os.getuid() and folder.exists():
-        return held
-    os.close(held)
+    if os.fstat(lock_fd).st_uid == os.getuid() and folder.exists():
+        return lock_fd
+    os.close(lock_fd)
     return None

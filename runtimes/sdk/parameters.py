@@ -48,8 +48,8 @@ Table = Mapping[str, Parameter]
 HEADER: Final = b"x-llmux-ignored"
 
 _MOST_NAMED: Final = 100  # in a header; the supervisor shows fewer
-_MOST_TOLD: Final = 100
-_told: Final = set[str]()
+_MOST_REPORTED: Final = 100
+_reported: Final = set[str]()
 _without_effect: Final = ContextVar[dict[str, None]]("_without_effect")
 
 
@@ -74,7 +74,7 @@ def check(table: Table, given: Mapping[str, object]) -> None:
     for name, value in given.items():
         parameter = table.get(name)
         if parameter is None:
-            _tell_unknown(name[:50], table)
+            _log_unknown(name[:50], table)
         elif parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
             raise unsupported(name, parameter.note)
         if value is not None and (parameter is None or parameter.fate == "ignored"):
@@ -86,10 +86,10 @@ def without_effect(name: str) -> None:
     _without_effect.get({})[name] = None
 
 
-def _tell_unknown(name: str, table: Table) -> None:
-    if name in _told or len(_told) >= _MOST_TOLD:
+def _log_unknown(name: str, table: Table) -> None:
+    if name in _reported or len(_reported) >= _MOST_REPORTED:
         return
-    _told.add(name)
+    _reported.add(name)
     near = difflib.get_close_matches(name, table, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     sys.stderr.write(f"ignored: the parameter {name!r}, which this runtime doesn't know.{hint}\n")

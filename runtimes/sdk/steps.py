@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 
 class Steps:
-    """The progress of running requests, and a count of all steps. `tell` is the endpoint."""
+    """The progress of running requests, and a count of all steps. `report` is the endpoint."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests: dict[str, tuple[int, int]] = {}  # steps made, of how many
@@ -30,7 +30,7 @@ class Steps:
         """Remove the request."""
         self._requests.pop(request, None)
 
-    async def tell(self, _request: Request) -> Response:
+    async def report(self, _request: Request) -> Response:
         """The endpoint: the progress of each running request."""
-        told = {name: {"step": step, "steps": steps} for name, (step, steps) in self._requests.copy().items()}
-        return JSONResponse({"requests": told})
+        steps_by_id = {name: {"step": step, "steps": steps} for name, (step, steps) in self._requests.copy().items()}
+        return JSONResponse({"requests": steps_by_id})

@@ -74,15 +74,15 @@ class WorkerPool:
             raise
 
     def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncGenerator[T]:
-        """Run the work, and yield its items. See `told`."""
+        """Run the work, and yield its items. See `stream_pushed`."""
 
         def produce(cancel: Cancel, put: Callable[[T], None]) -> None:
             for item in work(cancel):
                 put(item)
 
-        return self.told(produce)
+        return self.stream_pushed(produce)
 
-    async def told(self, work: Callable[[Cancel, Callable[[T], None]], None]) -> AsyncGenerator[T]:
+    async def stream_pushed(self, work: Callable[[Cancel, Callable[[T], None]], None]) -> AsyncGenerator[T]:
         """Run the work, and yield each item that it passes to the function it gets.
 
         Closing the iterator sets the work's `Cancel`, and doesn't wait for the work. From then on the function raises

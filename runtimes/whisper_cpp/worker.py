@@ -70,12 +70,12 @@ class WhisperCppWorker(TranscriptionWorker):
         language = given or code_of(str(found.get("language")), NAMES)
 
         def segments() -> Iterator[Segment]:
-            said = wanted.prompt or ""
+            context = wanted.prompt or ""
             for piece in itertools.chain((first,), pieces):
                 cancel.check()
-                here = found if piece is first else self._ask(piece, wanted, language, said[-CONTEXT:], cancel)
+                here = found if piece is first else self._ask(piece, wanted, language, context[-CONTEXT:], cancel)
                 for segment in here["segments"]:
-                    said += segment["text"]
+                    context += segment["text"]
                     yield _segment(segment, piece, language, words=wanted.words)
 
         probability = None if given else found.get("detected_language_probability")

@@ -241,17 +241,17 @@ async def _found_batch(daemon: Daemon, request: Request, batch_id: str) -> Batch
     return daemon.jobs.find(Batch, batch_id, owner, is_admin=is_admin, code="batch_not_found")
 
 
-def _endpoint(daemon: Daemon, asked: str) -> str:
+def _endpoint(daemon: Daemon, requested: str) -> str:
     """Raises InvalidRequestError, which names those that work."""
     served = [
         path
         for path in ENDPOINTS
         if daemon.gateway.routes.serves("POST", path, dialect_of({"method": "POST", "path": path, "headers": []}))
     ]
-    if asked not in served:
+    if requested not in served:
         choice = f"one of {', '.join(served)}" if served else "one that a configured model serves; there is none"
         raise InvalidRequestError(f"endpoint must be {choice}.", param="endpoint")
-    return asked
+    return requested
 
 
 def _window_s(window: str) -> float:

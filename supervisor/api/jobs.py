@@ -65,12 +65,12 @@ async def create_job(api: Api, request: Request) -> Response:
     daemon = api.daemon
     headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
     owner, _ = owner_of(request.scope["state"])
-    held = RequestBuffer(daemon.bodies)
+    buffer = RequestBuffer(daemon.bodies)
     try:
-        endpoint, model, body = await _asked(daemon, request, held)
+        endpoint, model, body = await _requested_job(daemon, request, buffer)
         job = await daemon.inference.add(endpoint, model, headers, body, owner)
     finally:
-        held.release()
+        buffer.release()
     return Response(msgspec.json.encode(_view(daemon, job)), 202, {"location": f"/v1/jobs/{job.id}"}, JSON)
 
 
@@ -150,10 +150,10 @@ async def cancel_job(api: Api, id: str, request: Request) -> schema.Job:
     return _view(api.daemon, job)
 
 
-async def _asked(daemon: Daemon, request: Request, held: RequestBuffer) -> tuple[str, str | None, bytes]:
+async def _requested_job(daemon: Daemon, request: Request, buffer: RequestBuffer) -> tuple[str, str | None, bytes]:
     """Endpoint, model and body. Raises LlmuxError."""
     limit = daemon.catalog.limits.body_mib * 1024 * 1024
-    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, held))
+    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, buffer))
     if unknown := sorted(opened.fields.keys() - _FIELDS):
         raise InvalidRequestError(f"{unknown[0][:100]}: unknown; there is endpoint and body.", param=unknown[0][:100])
     raw = await opened.field("endpoint")
@@ -193,7 +193,7 @@ async def _checked(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) 
         raise InvalidRequestError(FOR_DAEMON, param="body")
     if opened.name is not None:
         daemon.catalog.resolve(dialect.model_name(opened.name, lambda one: daemon.catalog.route(one) is not None))
-    if dialect.streams_unasked(endpoint):
+    if dialect.streams_by_default(endpoint):
         body = await opened.changed({"stream": b"false"}).whole()
     return opened.name, body
 

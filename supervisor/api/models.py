@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from supervisor.api.operation import Api
-from supervisor.core.events import PinAsked
+from supervisor.core.events import PinRequested
 from supervisor.core.types import ModelId, base_of
 from supervisor.daemon import loading
 from supervisor.daemon.views import model_view
@@ -20,7 +20,7 @@ from supervisor.engine.events import Subscription
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
-from supervisor.io.logs import LogFollower, tail
+from supervisor.io.logs import LogReader, tail
 from supervisor.schema.load import Load, LoadList
 from supervisor.schema.model import LoadRequest, LogQuery, ModelList, ModelView, PinRequest, UnloadQuery
 from supervisor.schema.operation import EVENTS, PLAIN, Example, Parameter
@@ -113,7 +113,7 @@ async def pin_model(api: Api, name: str, body: PinRequest) -> ModelView:
     `{"pin": false}` removes the protection, even if the configuration pins the model. Both last until the daemon ends.
     """
     model = _physical(api, name)
-    api.daemon.engine.post(PinAsked(model, body.pin))
+    api.daemon.engine.post(PinRequested(model, body.pin))
     return await _view(api, model)
 
 
@@ -139,35 +139,35 @@ async def read_logs(api: Api, name: str, query: LogQuery, request: Request) -> R
     known = daemon.engine.load_status(replica := ModelId(first + name.removeprefix(base_of(ModelId(name)))))
     path = daemon.fleet.log_path(first if known is None else replica)
     if query.follow:
-        follower, after = LogFollower(path), request.headers.get("last-event-id")
-        begin = partial(_resume, follower, after, api.run) if after else partial(follower.begin, query.lines)
+        reader, after = LogReader(path), request.headers.get("last-event-id")
+        begin = partial(_resume, reader, after, api.run) if after else partial(reader.begin, query.lines)
         closing = daemon.hub.subscribe(())
-        return EventStream(_follow(follower, begin, api.run, closing), closing)
+        return EventStream(_follow(reader, begin, api.run, closing), closing)
     lines = query.lines
     kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
     return PlainTextResponse("".join(f"{line}\n" for line in kept))
 
 
-def _resume(follower: LogFollower, after: str, run: str) -> list[str]:
+def _resume(reader: LogReader, after: str, run: str) -> list[str]:
     """The lines that were added since a client got the one with the id `after`."""
     daemon, _, position = after.partition("-")
-    lines = follower.resume(position)
+    lines = reader.resume(position)
     return lines if daemon == run else [RESTARTED, *lines]
 
 
 async def _follow(
-    follower: LogFollower, begin: Callable[[], list[str]], run: str, closing: Subscription
+    reader: LogReader, begin: Callable[[], list[str]], run: str, closing: Subscription
 ) -> AsyncGenerator[bytes, None]:
     """The lines that `begin` finds, then every line that is added, until the daemon stops. The last line of each piece has an id."""
     found = await asyncio.to_thread(begin)
-    yield b": following\n\n" + _data(found, f"{run}-{follower.position}")
+    yield b": following\n\n" + _data(found, f"{run}-{reader.position}")
     silent_s = 0.0
     while await closing.next(FOLLOW_INTERVAL_S) is not None:
-        found = await asyncio.to_thread(follower.read)
+        found = await asyncio.to_thread(reader.read)
         silent_s = 0.0 if found else silent_s + FOLLOW_INTERVAL_S
         if found or silent_s >= KEEPALIVE_S:
             silent_s = 0.0
-            yield _data(found, f"{run}-{follower.position}")
+            yield _data(found, f"{run}-{reader.position}")
 
 
 def _data(lines: list[str], identity: str) -> bytes:

@@ -44,7 +44,7 @@ _HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
 }
 
 _NAME: Final = schema_of(Annotated[str, Meta(max_length=64, pattern="^[!-~]*$")])
-_ASKED: Final = (
+_REQUEST_HEADERS: Final = (
     Parameter(
         "X-Priority",
         "How urgent it is; lower goes first.",
@@ -134,7 +134,7 @@ def document() -> Json:
         "components": {
             "schemas": schemas,
             "responses": responses,
-            "parameters": {each.name: _parameter(each) for each in _ASKED},
+            "parameters": {each.name: _parameter(each) for each in _REQUEST_HEADERS},
             "headers": {
                 name: {"description": about, "schema": dict(schema)} for name, (about, schema) in _HEADERS.items()
             },
@@ -189,7 +189,7 @@ def _parameters(operation: Operation) -> Iterator[Json]:
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     yield from map(_parameter, operation.parameters)
     if operation.is_run:
-        yield from ({"$ref": f"#/components/parameters/{each.name}"} for each in _ASKED)
+        yield from ({"$ref": f"#/components/parameters/{each.name}"} for each in _REQUEST_HEADERS)
 
 
 def _parameter(parameter: Parameter) -> Json:

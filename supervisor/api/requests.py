@@ -151,7 +151,7 @@ def _awaits(daemon: Daemon, request: gateway.Request) -> Awaits | None:
     forecast = daemon.engine.forecast(wait.model)
     since_s = round(wait.parts(daemon.engine.clock())[-1][1], 3)
     eta_s = None if forecast.eta_s is None else round(forecast.eta_s, 1)
-    return Awaits(current.kind.value, f"It waits for {current.what}.", since_s, eta_s, forecast.told or None)
+    return Awaits(current.kind.value, f"It waits for {current.what}.", since_s, eta_s, forecast.text or None)
 
 
 def _decisions(daemon: Daemon, record: RequestRecord) -> list[Decision]:

@@ -398,7 +398,7 @@ class Assembly(PublicNames):
             meant = hints.runtime(str(name)) or nearest(str(name), known)
             there_is = f'; did you mean "{meant}"?' if meant else "; llmux runtimes list shows which there are"
             self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
-            self._told_at_once(node, trail, meant)
+            self._report_at_once(node, trail, meant)
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
         slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]
@@ -412,10 +412,10 @@ class Assembly(PublicNames):
             'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)'
             + (sources.hub_name(node) or meant or next(foreign, "")),
         )
-        self._told_at_once(node, trail)
+        self._report_at_once(node, trail)
         return None
 
-    def _told_at_once(self, node: Table, trail: Trail, meant: str | None = None) -> None:
+    def _report_at_once(self, node: Table, trail: Trail, meant: str | None = None) -> None:
         """Report the other mistakes of a model without a valid runtime: by the runtime `meant`, else by the keys of every model."""
         config = ModelConfig if meant is None else self.registry.get(meant).config
         known = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}

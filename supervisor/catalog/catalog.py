@@ -31,7 +31,7 @@ from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
 from supervisor.catalog import sources
-from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
+from supervisor.catalog.clients import DEFAULT, DEFAULT_CLIENT, ClientConfig
 from supervisor.catalog.document import Layer, Place, Problem, Trail, dotted
 from supervisor.catalog.masking import masked
 from supervisor.catalog.problems import nearest
@@ -91,12 +91,12 @@ class CatalogModel:
     look: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # for these, now
     runtimes_dir: Path | None = field(default=None, compare=False)  # None: nobody looks at this machine
     sizing: Sizing | None = None  # what `sized` chose
-    _written: ModelConfig | None = None  # the configuration before that
+    _as_configured: ModelConfig | None = None  # the configuration before that
     _devices: tuple[DeviceSpec, ...] = ()
 
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
         """The model with context and slots chosen for these devices, where they are left open. Blocks on its files."""
-        written = self._written or self.config
+        written = self._as_configured or self.config
         room = _room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
         together = _room_together(written, self.allowed(devices))
@@ -104,11 +104,11 @@ class CatalogModel:
             estimate = self.adapter.estimate(config)
             if estimate is not None and estimate.mib > room.mib:  # too large for one: it goes over several
                 config, sizing = self.adapter.sized(written, together)
-        return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
+        return replace(self, config=config, sizing=sizing, _as_configured=written, _devices=tuple(devices))
 
     def looked_at(self) -> CatalogModel:
         """The model as this machine is now: with its present troubles, and its files read again. Blocks on its files."""
-        return replace(self, troubles=self.look(), _written=self.written).sized(self._devices)
+        return replace(self, troubles=self.look(), _as_configured=self.as_configured).sized(self._devices)
 
     def troubled(self, now: CatalogModel) -> CatalogModel:
         """The model with the troubles that it has `now`; all else stays as it was read when its files were there."""
@@ -121,34 +121,35 @@ class CatalogModel:
         same = copy(self)
         same.__dict__.pop("shown", None)
         same.__dict__.update(
-            config=self.config.model_copy(update={"pin": pin}), _written=self.written.model_copy(update={"pin": pin})
+            config=self.config.model_copy(update={"pin": pin}),
+            _written=self.as_configured.model_copy(update={"pin": pin}),
         )
         return same
 
     def configured(self, config: ModelConfig) -> CatalogModel:
         """The model with another configuration, for the same devices. Blocks on its files."""
-        return replace(self, _written=config).sized(self._devices)
+        return replace(self, _as_configured=config).sized(self._devices)
 
     @property
     def trouble(self) -> str:
         """The troubles, for everybody; empty: there are none."""
-        return told(self.troubles)
+        return troubles_text(self.troubles)
 
     @cached_property
     def kinds(self) -> frozenset[str] | None:
         """The kinds of GPUs that its program computes on, as in `ModelSpec`. The first call blocks on a small file."""
         if self.runtimes_dir is None or self.adapter.remote:
             return None
-        return self.adapter.kinds(self.written, runtimes_dir=self.runtimes_dir)
+        return self.adapter.kinds(self.as_configured, runtimes_dir=self.runtimes_dir)
 
     def allowed(self, devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
         """The devices that the model may run on, out of these."""
         return allowed(self.config.devices, self.kinds, devices)
 
     @property
-    def written(self) -> ModelConfig:
+    def as_configured(self) -> ModelConfig:
         """The model's configuration as the file has it: keys that the file leaves open are open."""
-        return self._written or self.config
+        return self._as_configured or self.config
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -284,7 +285,7 @@ class CatalogModel:
         )
 
 
-def told(troubles: Sequence[Problem]) -> str:
+def troubles_text(troubles: Sequence[Problem]) -> str:
     """Troubles of one model, without their places in the configuration."""
     return "; ".join(f"{dotted(at)}: {one.message}" if (at := one.trail[2:]) else one.message for one in troubles)
 
@@ -453,7 +454,7 @@ class Catalog:
 
     def client(self, tenant: str) -> ClientConfig:
         """The profile of this client; the default one for requests of no client in particular."""
-        return self.clients.get(tenant) or self.clients.get(DEFAULT, NOBODY)
+        return self.clients.get(tenant) or self.clients.get(DEFAULT, DEFAULT_CLIENT)
 
     def nearest(self, name: str) -> str | None:
         """The name a client probably meant. For error messages: takes time."""
@@ -466,9 +467,9 @@ class Catalog:
     @cached_property
     def _listing(self) -> tuple[Route, ...]:
         listed: list[Route] = list(self.virtual.values())
-        behind_virtual = {virtual.model.id for virtual in self.virtual.values()}
+        with_virtual = {virtual.model.id for virtual in self.virtual.values()}
         for model in self.models.values():
-            public = model.id not in behind_virtual if model.config.public is None else model.config.public
+            public = model.id not in with_virtual if model.config.public is None else model.config.public
             if public and model.id not in self.virtual:
                 listed.append(self._routes[model.id])
         return (*listed, *self.tasks.values())

@@ -114,12 +114,12 @@ class ClientConfig(Limited):
         return value
 
 
-NOBODY: Final = ClientConfig()
+DEFAULT_CLIENT: Final = ClientConfig()
 
 
 def filled(clients: Mapping[str, ClientConfig]) -> dict[str, ClientConfig]:
     """The profiles, each with the keys of `default` that it does not set itself."""
-    default = clients.get(DEFAULT, NOBODY)
+    default = clients.get(DEFAULT, DEFAULT_CLIENT)
     return {
         name: default.model_copy(update={key: getattr(client, key) for key in client.model_fields_set})
         for name, client in clients.items()

@@ -78,8 +78,8 @@ def with_keys(text: str, name: str, keys: Mapping[str, JsonValue]) -> str:
         _check(_value(edited) == before | {MODELS: models | {name: wanted}})
     except (yaml.YAMLError, ValueError) as error:
         lines = [f"    {key}: {flow(value)}" for key, value in keys.items() if value is not None]
-        gone = [key for key, value in keys.items() if value is None]
-        remedy = f" Take out {', '.join(gone)} there." if gone else ""
+        removed = [key for key, value in keys.items() if value is None]
+        remedy = f" Take out {', '.join(removed)} there." if removed else ""
         raise EditError(
             f"The file is written in a way that can't be edited safely. Change models.{name} yourself.{remedy}",
             detail=(f"  {name}:", *lines) if lines else (),
@@ -207,8 +207,8 @@ def _pair(mapping: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | 
 def _next(mapping: yaml.Node | None, key: yaml.Node, end: int) -> int:
     """The line in which the next key of the mapping stands, else `end`."""
     assert isinstance(mapping, yaml.MappingNode)
-    behind = (other.start_mark.line for other, _ in mapping.value if other.start_mark.line > key.start_mark.line)
-    return min(behind, default=end)
+    later = (other.start_mark.line for other, _ in mapping.value if other.start_mark.line > key.start_mark.line)
+    return min(later, default=end)
 
 
 def _end(lines: list[str], first: int, end: int, indent: int) -> int:

@@ -59,8 +59,8 @@ def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec])
 
 
 def _hindered(spec: ModelSpec, problem: Problem) -> ModelSpec:
-    told = ": ".join((*map(str, problem.trail[2:]), problem.message))
-    return replace(spec, gpus=1, trouble="; ".join(filter(None, (spec.trouble, told))))  # it may have too many ways
+    reason = ": ".join((*map(str, problem.trail[2:]), problem.message))
+    return replace(spec, gpus=1, trouble="; ".join(filter(None, (spec.trouble, reason))))  # it may have too many ways
 
 
 def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[Problem, ...]:
@@ -108,8 +108,8 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
     `spec`: the model's present specification for the core, with measured figures. Blocks on the model's files, once.
     """
     found: list[str] = []
-    if (told := on_processor(model, devices)) is not None:
-        found.append(told)
+    if (warning := on_processor(model, devices)) is not None:
+        found.append(warning)
     problem = misplaced(spec, devices)
     if problem is not None and problem[0] == TOO_LARGE:
         found.append(f"{problem[1]}; {spec.remedy}")

@@ -319,8 +319,8 @@ def new_key(
         "key_sha256": hashlib.sha256(secret.encode()).hexdigest(),
         "scopes": [str(scope) for scope in scopes],
     }
-    told = {"expires": expires, **more}
-    return secret, entry | {key: value for key, value in told.items() if value is not None}
+    optional = {"expires": expires, **more}
+    return secret, entry | {key: value for key, value in optional.items() if value is not None}
 
 
 def is_loopback(host: str) -> bool:

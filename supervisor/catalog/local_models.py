@@ -130,12 +130,12 @@ def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = Tr
     be read.
     """
 
-    def tell(error: OSError) -> None:
+    def note_error(error: OSError) -> None:
         if unread is not None:
             unread.append(_words(error))
 
     seen: set[str] = set()
-    for where, below, names in os.walk(folder, onerror=tell, followlinks=True):
+    for where, below, names in os.walk(folder, onerror=note_error, followlinks=True):
         real = os.path.realpath(where)
         if real in seen:  # a link leads back
             below.clear()
@@ -188,12 +188,12 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
         problems.append(f"{wanted} is a projector: it gives a model eyes or ears, and is none itself")
     found = [
         LocalModel(
-            _names(said, _PART.sub("", file.name).lower().removesuffix(GGUF)),
+            _names(named, _PART.sub("", file.name).lower().removesuffix(GGUF)),
             file,
             _projector(file, models, projectors),
             purpose(file),
         )
-        for file, said in models.items()
+        for file, named in models.items()
         if wanted in (None, file)
     ]
     return found, problems
@@ -256,9 +256,9 @@ def quantisation(stem: str) -> str:
     return ""
 
 
-def _names(said: str, stem: str) -> tuple[str, ...]:
+def _names(declared: str, stem: str) -> tuple[str, ...]:
     """The name in its metadata, the same with its quantisation, the file's; without the first two where they say nothing."""
-    own = _slug(said)
+    own = _slug(declared)
     file = _slug(stem) or "model"
     if _SAYS_NOTHING.fullmatch(own):
         return (file,)

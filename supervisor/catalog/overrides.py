@@ -38,7 +38,7 @@ class Override:
 
 def renamed(model: CatalogModel, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """`values` with llm-pool's names and words replaced by ours, as far as they belong to the model's own backend."""
-    allowed = model.adapter.overridable(model.written)
+    allowed = model.adapter.overridable(model.as_configured)
     own: dict[str, JsonValue] = {}
     for key, value in values.items():
         backend = _BACKEND.match(key)
@@ -54,21 +54,21 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
 
     Raises InvalidRequestError that names every problem.
     """
-    allowed = model.adapter.overridable(model.written)
+    allowed = model.adapter.overridable(model.as_configured)
     problems = [
         f"overrides.{key}: can't be set for a load{suggestion(_BACKEND.sub('', key), allowed, what='what can')}"
         for key in values
         if key not in allowed
     ]
-    document = model.written.model_dump(mode="json", exclude_unset=True)
+    document = model.as_configured.model_dump(mode="json", exclude_unset=True)
     document |= {key: value for key, value in values.items() if key in allowed}
-    config, wrong = validate(type(model.written), tree_of(document, _PLACE), ())
+    config, wrong = validate(type(model.as_configured), tree_of(document, _PLACE), ())
     problems += [f"{dotted(('overrides', *problem.trail))}: {problem.message}" for problem in wrong]
-    told = {problem.trail[0] for problem in wrong if problem.trail}
+    reported = {problem.trail[0] for problem in wrong if problem.trail}
     problems += [
         f"overrides.{key}: {beyond}"
         for key, value in values.items()
-        if key in allowed and key not in told and (beyond := _beyond(allowed[key], value)) is not None
+        if key in allowed and key not in reported and (beyond := _beyond(allowed[key], value)) is not None
     ]
     if config is not None:
         problems += [f"overrides: {found}" for found in model.adapter.check(config, runtimes_dir=runtimes_dir)]

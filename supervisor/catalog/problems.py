@@ -131,8 +131,8 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
     at, walked = find(node, first["loc"])
     if first["type"] == "extra_forbidden":
         where, models = find(node, walked[:-1])[0], [*filter(_is_model, types_at(model, walked[:-1]))]
-        said = _former_key(str(walked[-1]), where, models) or _unknown_key(str(walked[-1]), where, models)
-        return Problem(at.place, (*trail, *walked), said)
+        message = _former_key(str(walked[-1]), where, models) or _unknown_key(str(walked[-1]), where, models)
+        return Problem(at.place, (*trail, *walked), message)
     value = plain(at)
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:

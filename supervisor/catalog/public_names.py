@@ -159,21 +159,21 @@ class PublicNames(abc.ABC):
     ) -> Route | None:
         """The route of a candidate; None if the candidate, or its model, is not valid."""
         at, place = find(task, trail[2:])[0], trail
-        behind = virtual.get(config.model)
-        if behind is None and config.model not in models:
+        virtual_model = virtual.get(config.model)
+        if virtual_model is None and config.model not in models:
             known = (*models, *virtual)
             if config.model in self._table("virtual_models"):
                 return None  # what is wrong with it was said
             what = f'no model or virtual model "{config.model}"{suggestion(config.model, known, what="there is")}'
             self._missing(at, place, what)
             return None
-        model = models[config.model] if behind is None else behind.model
+        model = models[config.model] if virtual_model is None else virtual_model.model
         if model is None:
             return None
         if not model.config.enabled:
             self._problem(at, place, f'the model "{config.model}" is disabled: enable it, or take it off the list')
             return None
-        laid_over = config if behind is None else _laid_over(behind.config, config)
+        laid_over = config if virtual_model is None else _laid_over(virtual_model.config, config)
         return Route(config.model, model, self._rewrite(laid_over, model, at, place))
 
 

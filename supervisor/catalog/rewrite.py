@@ -87,7 +87,9 @@ class Rewrite:
     force: _Patch = _Patch()
     thinking: _Patch = _Patch()
     system_prompt_prefix: str | None = None
-    asked: Mapping[str, msgspec.Raw] = field(default_factory=dict)  # what the request says elsewhere than in its body
+    outside_body: Mapping[str, msgspec.Raw] = field(
+        default_factory=dict
+    )  # what the request says elsewhere than in its body
 
     @classmethod
     def compile(
@@ -135,15 +137,15 @@ class Rewrite:
             return None
         return self.thinking == _Patch.compile(thinking.enabled, merge_all=True)
 
-    def with_asked(self, values: Mapping[str, JsonValue]) -> Rewrite:
+    def with_outside_body(self, values: Mapping[str, JsonValue]) -> Rewrite:
         """The rewrite for a request with these values in its headers, which count as its own fields."""
-        return replace(self, asked={key: _raw(value) for key, value in values.items()})
+        return replace(self, outside_body={key: _raw(value) for key, value in values.items()})
 
     def touches(self, endpoint: Endpoint) -> bool:
         """May it change a body sent there?"""
         return (
             self.upstream_model is not None
-            or bool(self.asked)
+            or bool(self.outside_body)
             or (endpoint.meaning.role == "run" and bool(self.strip or self.defaults or self.force))
             or (endpoint.meaning.prompt is not None and bool(self.thinking or self.system_prompt_prefix is not None))
         )
@@ -153,7 +155,7 @@ class Rewrite:
 
         Raises InvalidRequestError: a field that must be an object to be merged into isn't one.
         """
-        fields.update(self.asked)
+        fields.update(self.outside_body)
         if endpoint.meaning.role == "run":
             for name in self.strip:
                 fields.pop(name, None)
@@ -178,8 +180,8 @@ class Rewrite:
             kept = {_plain(name) for name in names} - {_plain(name) for name in self.strip}
             forced = self.force.texts()
             set_here = {key: value for key, value in self.defaults.texts().items() if _plain(key) not in kept} | forced
-            gone = {_plain(key) for key in (*self.strip, *set_here)}
-            changed = set_here | {name: () for name in names if _plain(name) in gone and name not in set_here}
+            removed = {_plain(key) for key in (*self.strip, *set_here)}
+            changed = set_here | {name: () for name in names if _plain(name) in removed and name not in set_here}
         if self.upstream_model is not None:
             changed["model"] = (self.upstream_model,)
         return changed

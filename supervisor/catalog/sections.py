@@ -306,7 +306,7 @@ class ServerConfig(Section):
         return {key: port for key, port in found.items() if port is not None}
 
     @property
-    def tells_of_caches(self) -> bool:
+    def reports_caches(self) -> bool:
         """Does every answer of inference have headers about the cache of prompts? A model runner's clients look for them."""
         return self.health == "runner"
 

@@ -246,17 +246,17 @@ def part(answer: Json, field: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def error_of(told: Json, status: int, path: str) -> LlmuxError:
+def error_of(fields: Json, status: int, path: str) -> LlmuxError:
     """The daemon's error answer to a request of `path` as an exception, with what to do next."""
-    message = str(told.get("message", f"HTTP {status}"))
+    message = str(fields.get("message", f"HTTP {status}"))
     if status in {401, 403}:
         scope = "admin" if path.startswith("/v1/admin") else "inference"
         made = "llmux keys add" in message
         message += f"{'.' * made} Pass one with --key or $LLMUX_API_KEY"
         message += "" if made else f"; make one: llmux keys add NAME --scope {scope}"
-    elif told.get("code") == "model_not_found":
+    elif fields.get("code") == "model_not_found":
         message += " See them: llmux ps"
-    detail, code, param = told.get("detail"), told.get("code"), told.get("param")
+    detail, code, param = fields.get("detail"), fields.get("code"), fields.get("param")
     return _ERRORS.get(status, LlmuxError)(
         message,
         code=code if isinstance(code, str) else None,

@@ -30,7 +30,7 @@ from supervisor.cli.own_process import (
 )
 from supervisor.cli.server import Listeners, listeners_of, make_server, open_listeners, reached_at, take_given
 from supervisor.cli.wiring import LOGS, assemble, closing, open_devices, open_stores, sized
-from supervisor.core.events import UnloadAsked
+from supervisor.core.events import UnloadRequested
 from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
@@ -98,7 +98,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             raise LlmuxError(message, code="state_dir_in_use")
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
         for reaped in orphans:
-            log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
+            log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.has_ended)
         for note, trouble in settle_all(state_dir / LOGS):
             log.warning("remains.ended", note=note.name, trouble=trouble)
         sweep_aside(catalog.server.runtimes_dir)
@@ -142,7 +142,7 @@ async def take_over(
     opened = await open_devices(catalog)
     catalog = await sized(catalog, opened)
     takeover = Takeover(predecessor)
-    inherited = await takeover.ask((catalog.server.host, catalog.server.port))
+    inherited = await takeover.request_state((catalog.server.host, catalog.server.port))
     stores = takeover.stores = await open_stores(catalog, pending=True)
     async with closing(stores):
         try:
@@ -321,7 +321,7 @@ async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeo
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
     for accepting in server.servers:
         accepting.close()
-    ResponseCycle.leaving = True
+    ResponseCycle.closes_connections = True
     # Our successor knows our predecessor's requests through us alone.
     while not stopping.is_set() and (server.server_state.connections or (takeover is not None and takeover.running)):
         with contextlib.suppress(TimeoutError):
@@ -339,5 +339,5 @@ def _longest_end_s(daemon: Daemon, stopping: asyncio.Event | None = None) -> flo
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
     if stopping.is_set():  # again: whoever asks twice does not want to wait for streams
         for model in engine.models():
-            engine.post(UnloadAsked(model.id, force=True))
+            engine.post(UnloadRequested(model.id, force=True))
     stopping.set()

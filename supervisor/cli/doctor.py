@@ -240,19 +240,19 @@ def _devices_of(program: str, libraries: Sequence[str]) -> tuple[list[str], str]
         return [], "is built for the processor alone"  # the embedded one
     path = os.pathsep.join(filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))
     environ = {**os.environ, **({"LD_LIBRARY_PATH": path} if path else {})}  # as its workers have it
-    asked = [program, "--list-devices"]
+    command = [program, "--list-devices"]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False, env=environ
+            command, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False, env=environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"can't be asked: {error}"
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     if done.returncode != 0:
-        return [], f"doesn't start: {(said.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}"
-    lines = said.partition("Available devices:")[2].splitlines()
+        return [], f"doesn't start: {(output.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}"
+    lines = output.partition("Available devices:")[2].splitlines()
     seen = [line.split(":")[0].strip() for line in lines if line.startswith("  ") and ":" in line]
-    failed = next((line.strip() for line in said.splitlines() if "failed to initialize" in line), None)
+    failed = next((line.strip() for line in output.splitlines() if "failed to initialize" in line), None)
     return seen, f"sees no GPU{f': {failed}' if failed is not None else ''}"
 
 
@@ -393,11 +393,11 @@ def _service(catalog: Catalog | None) -> Iterator[Check]:
     else:
         yield Check("service", "ok", f"{unit}")
     try:
-        told = service.run(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
+        linger = service.run(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
     except service.ServiceError:
         yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
     else:
-        if told.strip() == "yes":
+        if linger.strip() == "yes":
             yield Check("linger", "ok", "on: it starts at boot and outlives your logout")
         else:
             yield Check("linger", "warn", "off: it ends when you log out", "llmux service install --linger")

@@ -66,10 +66,10 @@ def still_used(name: str, runtimes_dir: Path) -> str | None:
     if not kept:
         return None
     models = sorted({model for environment in kept for model in env_lease.models(environment)})
-    told = f"workers of {', '.join(models)} still run" if models else "somebody still runs"
+    subject = f"workers of {', '.join(models)} still run" if models else "somebody still runs"
     anew = " && ".join(f"llmux unload {model}" for model in models)
     remedy = f"; to end that: {anew}" if models else ""
-    return f"{name}: {told} from an earlier environment, which stays until they have ended{remedy}"
+    return f"{name}: {subject} from an earlier environment, which stays until they have ended{remedy}"
 
 
 def install(
@@ -91,17 +91,17 @@ def install(
     from supervisor.cli import packages, proof  # noqa: PLC0415  # httpx comes with it, and a fleet
 
     wanted = wanted or packages.Wanted()
-    asked = wanted.is_special
-    if asked and (recipe.archives is None or device is not None):
+    is_special = wanted.is_special
+    if is_special and (recipe.archives is None or device is not None):
         raise InvalidRequestError(
             f"{name} has no builds to choose from."
             if recipe.archives is None
             else "Name a build or --accelerator, not both."
         )
     current = venvs.installed(name, runtimes_dir)
-    is_own = current is not None and current.kind is None and (current.is_asked or current.device in recipe.builds)
-    if recipe.archives is None or device is not None or (plain and current is None) or (is_own and not asked):
-        _install(recipe, runtimes_dir, echo, device, python, is_asked=device is not None)
+    is_own = current is not None and current.kind is None and (current.is_chosen or current.device in recipe.builds)
+    if recipe.archives is None or device is not None or (plain and current is None) or (is_own and not is_special):
+        _install(recipe, runtimes_dir, echo, device, python, is_chosen=device is not None)
         return
     machine = look()
     build = current.build if current is not None else None
@@ -117,7 +117,7 @@ def install(
         else:
             packages.forget_download(recipe, package, runtimes_dir, machine)
             return
-    if asked:
+    if is_special:
         raise InstallError("No build was installed; what was used before is still used.", detail=tuple(problems))
     if machine.gpus:
         echo(
@@ -134,7 +134,7 @@ def _install(
     python: str | None,
     package: Package | None = None,
     *,
-    is_asked: bool = False,
+    is_chosen: bool = False,
 ) -> None:
     from supervisor.cli import proof  # noqa: PLC0415  # a fleet comes with it
 
@@ -149,24 +149,26 @@ def _install(
     began = time.monotonic()
 
     def frame() -> output.Row:
-        told = next(filter(None, map(_RESOLVED.match, lines)), None)  # the first counts the locks; torch may come later
-        wanted = int(told[1]) if told is not None else locked
+        resolved = next(
+            filter(None, map(_RESOLVED.match, lines)), None
+        )  # the first counts the locks; torch may come later
+        wanted = int(resolved[1]) if resolved is not None else locked
         there = min(wanted, _packages_there(name, runtimes_dir))
         elapsed = output.duration(time.monotonic() - began)
         return (name, output.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
     watched = sys.stderr.isatty()
     with output.progress(frame):
-        tell = lines.append if watched else echo
+        print_line = lines.append if watched else echo
         venvs.install(
             recipe,
             runtimes_dir,
-            tell,
+            print_line,
             device=device,
             python=python,
             package=package,
             prove=lambda environment: (
-                asdict(proof.prove(environment, tell)) if package is not None else {"is_asked": is_asked}
+                asdict(proof.prove(environment, print_line)) if package is not None else {"is_asked": is_chosen}
             ),
         )
     if watched:
@@ -236,10 +238,10 @@ def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
 
 def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
     """The installed versions of the packages that the runtime names itself; those interest a person."""
-    asked: set[str] = set()
+    pinned_names: set[str] = set()
     for source in recipe.lock.parent.glob("requirements*.in"):
-        asked |= {_canonical(package) for package in pinned(source)}
-    return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
+        pinned_names |= {_normalised(package) for package in pinned(source)}
+    return [package for package in environment.packages if _normalised(package.partition("==")[0]) in pinned_names]
 
 
 def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
@@ -248,7 +250,7 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
     head = ("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE")
     lines: list[output.Row] = [(*head, *(["IMPORTS"] if checked else []), "VERSIONS")]
     for found in rows:
-        told_versions = found.get("versions")
+        listed_versions = found.get("versions")
         imports = found.get("imports")
         lines.append(
             (
@@ -258,13 +260,13 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
                 output.text(found.get("python")),
                 output.text(found.get("kind") or found.get("device")),
                 *(["-" if imports is None else "yes" if imports else "no"] if checked else []),
-                ", ".join([*_builds(found), *(told_versions if isinstance(told_versions, list) else ())]) or "-",
+                ", ".join([*_builds(found), *(listed_versions if isinstance(listed_versions, list) else ())]) or "-",
             )
         )
-    told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
-    told += [str(found["earlier"]) for found in rows if found["earlier"]]
-    told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
-    return [output.Table(lines), *told]
+    notes = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
+    notes += [str(found["earlier"]) for found in rows if found["earlier"]]
+    notes += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
+    return [output.Table(lines), *notes]
 
 
 def _builds(found: Row) -> list[str]:
@@ -280,7 +282,7 @@ def _packages_there(name: str, runtimes_dir: Path) -> int:
     return max(counts, default=0)
 
 
-def _canonical(name: str) -> str:
+def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -289,7 +291,7 @@ def _import_problem(python: Path, folder: Path) -> str | None:
     modules = sorted(worker_imports.imports(folder))
     try:
         lease = env_lease.EnvLease.on(str(python))
-    except env_lease.EnvironmentGoneError:
+    except env_lease.EnvironmentRemovedError:
         return "it is being replaced just now; look again"
     try:
         done = subprocess.run(

@@ -36,8 +36,8 @@ def of_system(error: OSError) -> LlmuxError | None:
         return None
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     what = error.strerror or str(error) or type(error).__name__
-    told = f"{place}: {what}." if place is not None else f"{what}."
-    return LlmuxError(f"{told}{_remedy(error.errno, place)}", code="os_error")
+    message = f"{place}: {what}." if place is not None else f"{what}."
+    return LlmuxError(f"{message}{_remedy(error.errno, place)}", code="os_error")
 
 
 def _has_folder() -> bool:
@@ -82,7 +82,7 @@ def _settings(place: Path) -> str:
     return f": {'; '.join(found)}" if found else ""
 
 
-def _tell(message: str, code: str, exit_code: int, more: Mapping[str, object] | None = None) -> None:
+def _print_error(message: str, code: str, exit_code: int, more: Mapping[str, object] | None = None) -> None:
     """Print the failure on one line, because `serve` promises a line. Prints nothing where a command has printed JSON already."""
     if not options.has_printed():
         options.print_json(
@@ -90,12 +90,12 @@ def _tell(message: str, code: str, exit_code: int, more: Mapping[str, object] | 
         )
 
 
-def tell_programs(error: LlmuxError, exit_code: ExitCode) -> None:
+def print_error_json(error: LlmuxError, exit_code: ExitCode) -> None:
     """The failure as JSON on stdout."""
     detail: dict[str, object] = {"detail": list(error.detail)} if error.detail else {}
-    _tell(error.message, error.code, exit_code, {"type": error.type, "param": error.param} | detail)
+    _print_error(error.message, error.code, exit_code, {"type": error.type, "param": error.param} | detail)
 
 
-def tell_programs_usage(error: click.ClickException) -> None:
+def print_usage_error_json(error: click.ClickException) -> None:
     """A mistake in the command line as JSON on stdout."""
-    _tell(error.format_message(), _USAGE, error.exit_code, {"type": "invalid_request_error", "param": None})
+    _print_error(error.format_message(), _USAGE, error.exit_code, {"type": "invalid_request_error", "param": None})

@@ -182,10 +182,10 @@ def _projector(listing: hub.Listing) -> File | None:
 
 def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
     """The label of each file: its quantisation, or the file's name where that is unknown, or not unique."""
-    told = [quantisation(stem) for stem in stems]
+    labels = [quantisation(stem) for stem in stems]
     return {
-        stem: label if label and told.count(label) == 1 else stem.rpartition("/")[2]
-        for stem, label in zip(stems, told, strict=True)
+        stem: label if label and labels.count(label) == 1 else stem.rpartition("/")[2]
+        for stem, label in zip(stems, labels, strict=True)
     }
 
 
@@ -224,8 +224,8 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
             raise NotFoundError(
                 f"{wanted.repo}: its config.json can't be read ({error}). Look for another one."
             ) from error
-        told = described.get("architectures") if isinstance(described, dict) else None
-        architectures = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+        named = described.get("architectures") if isinstance(described, dict) else None
+        architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     about = runtime_of(architectures, there)
     if about is None:
         what = f"its config.json names {', '.join(architectures)}" if architectures else "it has no whole model in GGUF"

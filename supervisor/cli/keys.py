@@ -54,7 +54,7 @@ def keys_file(config: Path | None) -> Path:
     return configuration.settings(config).keys_file()
 
 
-class Added(NamedTuple):
+class AddedKey(NamedTuple):
     secret: str
     scopes: tuple[Scope, ...]
     is_first: bool
@@ -70,7 +70,7 @@ def add(
     *,
     replaces: bool = False,
     **more: str | int | bool | None,
-) -> Added:
+) -> AddedKey:
     """Append a new key to the file, making it where there is none. `more`: other fields of its entry.
 
     Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out. One that
@@ -116,7 +116,7 @@ def add(
         )
     now = time.time()
     valid = (key.scopes for key in known.keys if key.expires is None or key.expires > now)
-    return Added(secret, scopes, not known, any(Scope.ADMIN in opens for opens in (scopes, *valid)))
+    return AddedKey(secret, scopes, not known, any(Scope.ADMIN in opens for opens in (scopes, *valid)))
 
 
 def listing(path: Path) -> list[Listed]:

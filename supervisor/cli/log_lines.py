@@ -60,7 +60,7 @@ class Lines:
         self._shortening = threading.Lock()
         self._overflowed = 0  # lines that nobody read in time: counted by whoever holds `_shortening`
         self._next_look = LOOK_EVERY
-        self._told = 0
+        self._reported = 0
 
     @property
     def dropped(self) -> int:
@@ -132,8 +132,8 @@ class Lines:
                 lines.append(self._lines.popleft())
         except IndexError:  # `_shorten` took the last one
             pass
-        if lines and (missing := self.dropped - self._told):
-            self._told += missing
+        if lines and (missing := self.dropped - self._reported):
+            self._reported += missing
             lines.insert(0, self._dropped_line(missing))
         self._rest = b"\n".join([*lines, b""])
         return bool(lines)

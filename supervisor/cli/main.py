@@ -126,7 +126,7 @@ class _Group(click.Group):
         except click.ClickException as error:
             error.show()
             if self._for_programs:
-                failures.tell_programs_usage(error)
+                failures.print_usage_error_json(error)
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("Aborted!", err=True)
@@ -160,7 +160,7 @@ class _Group(click.Group):
         click.echo(output.clean("\n  ".join((head, *lines))), err=True)
         code = exit_code_of(error)
         if self._for_programs:
-            failures.tell_programs(error, code)
+            failures.print_error_json(error, code)
         sys.exit(code)
 
     def resolve_command(

@@ -202,11 +202,11 @@ def add(
     found: Offer,
     given: str | None,
     echo: Echo,
-    tell_amount: pull.TellAmount | None = None,
+    show_amount: pull.ShowAmount | None = None,
 ) -> str:
     """Fetch its files, install its runtime, enter it under the name given, or one of its own; returns the name.
 
-    `tell_amount` gets how much of the files is there, as of `pull.fetch`.
+    `show_amount` gets how much of the files is there, as of `pull.fetch`.
 
     Raises LlmuxError; then the configuration is as it was.
     """
@@ -215,7 +215,7 @@ def add(
     model = catalog.models[ModelId(name)]
     downloads = pull.downloads(catalog, (name,))
     pull.make_room(downloads)
-    pull.fetch(downloads, echo, tell_amount)
+    pull.fetch(downloads, echo, show_amount)
     runtimes_dir = catalog.server.runtimes_dir
     _installed(model, runtimes_dir, _devices(catalog), echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
@@ -228,7 +228,7 @@ def add(
         name = free_name(now.catalog, wanted, variant, given)
         now.write(with_model(now.text, name, variant.entry))
     echo(f"{name}: entered in {place.path}")
-    tell_where(catalog, name, echo)
+    print_device_note(catalog, name, echo)
     return name
 
 
@@ -257,7 +257,7 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
             echo(f"{model.path} is configured already, as {name}.")
         else:
             echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
-        tell_where(catalog, name, echo)
+        print_device_note(catalog, name, echo)
     if text != now.text:
         echo(f"entered in {now.path}")
     return list(names.values())
@@ -335,12 +335,12 @@ def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) ->
         _installed(model, runtimes_dir, devices, echo)
 
 
-def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:
+def print_device_note(catalog: Catalog, name: str, echo: Echo) -> None:
     """Print a warning where the model of this name computes on the processor although there is a GPU."""
     model = replace(catalog.resolve(name).model, runtimes_dir=catalog.server.runtimes_dir)
-    told = on_processor(model, [device.spec for device in _devices(catalog)])
-    if told is not None:
-        echo(f"{name}: {told}")
+    note = on_processor(model, [device.spec for device in _devices(catalog)])
+    if note is not None:
+        echo(f"{name}: {note}")
 
 
 def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
@@ -354,7 +354,7 @@ def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
 
 
 def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
-    return asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
+    return asyncio.run(open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)).devices
 
 
 def _installed(model: CatalogModel, runtimes_dir: Path, devices: Sequence[DeviceInfo], echo: Echo) -> None:

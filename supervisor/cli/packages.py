@@ -65,7 +65,7 @@ def candidates(
     for kind in kinds:
         program, libraries = archives.name(build, kind, machine.processor)
         ask = wanted.build is not None or build != known.pinned
-        get = functools.partial(known.fetch, build, folder=runtimes_dir / DOWNLOADS, tell=echo, ask=ask)
+        get = functools.partial(known.fetch, build, folder=runtimes_dir / DOWNLOADS, notify=echo, ask=ask)
         yield Package(
             build, kind, functools.partial(get, program), functools.partial(get, libraries) if libraries else None
         )

@@ -37,7 +37,7 @@ MODEL: Final = ModelId("proof")
 QUESTION: Final = b'{"prompt": "Hello", "n_predict": 24, "temperature": 0}'
 ANSWER_BYTES: Final = 1 << 20
 LIMIT_S: Final = 600.0
-TELL_S: Final = 15.0
+PROGRESS_INTERVAL_S: Final = 15.0
 LIST_S: Final = 60.0
 ROOM_MIB: Final = 600
 """The memory of an answer on a GPU: its context and kernels, besides a model of some MiB."""
@@ -164,21 +164,21 @@ class _Proof:
         """The variables that it needs besides. Raises LlmuxError."""
         self.addresses = {}
         needed: Mapping[str, str] = {}
-        told = self.ask(self._gpus.sampler, gpu, name, variables)
-        others = [one for one in self._gpus.devices if one.pci == told.pci]
-        if told.pci is not None and told.pci != gpu.pci and others:  # measure the one that it is
-            told = self.ask(self._gpus.sampler, others[0], name, variables)
-        if told.text != expected and name.startswith("Vulkan"):
-            self._echo(f"{name} answers {told.text!r}; once more, without 16-bit floats")
+        measured = self.ask(self._gpus.sampler, gpu, name, variables)
+        others = [one for one in self._gpus.devices if one.pci == measured.pci]
+        if measured.pci is not None and measured.pci != gpu.pci and others:  # measure the one that it is
+            measured = self.ask(self._gpus.sampler, others[0], name, variables)
+        if measured.text != expected and name.startswith("Vulkan"):
+            self._echo(f"{name} answers {measured.text!r}; once more, without 16-bit floats")
             needed = NO_F16
-            told = self.ask(self._gpus.sampler, gpu, name, {**variables, **needed})
-        if told.text != expected:
-            raise BenchError(f"it answers {told.text!r}, and the processor {expected!r}")
-        if told.pci is None:
+            measured = self.ask(self._gpus.sampler, gpu, name, {**variables, **needed})
+        if measured.text != expected:
+            raise BenchError(f"it answers {measured.text!r}, and the processor {expected!r}")
+        if measured.pci is None:
             raise BenchError("its log doesn't say that it used the device")
-        if told.used_mib == 0:
+        if measured.used_mib == 0:
             raise BenchError("it took none of the GPU's memory, so it computed on the processor")
-        self.addresses = {told.pci: name}
+        self.addresses = {measured.pci: name}
         return needed
 
     def ask(
@@ -192,7 +192,7 @@ class _Proof:
     ) -> _Answer:
         with tempfile.TemporaryDirectory(prefix="llmux-proof-") as folder:
             catalog = await asyncio.to_thread(self._catalog, Path(folder), name, variables)
-            telling = asyncio.create_task(self._tell(name))
+            progress = asyncio.create_task(self._report_progress(name))
             before_mib = (await _sample(sampler, device)).free_mib
             try:
                 async with temporary_worker.running(catalog.models[MODEL], device, catalog, sampler) as worker:
@@ -206,7 +206,7 @@ class _Proof:
                     fall_mib = max(0, before_mib - (await _sample(sampler, device)).free_mib)
                     log = await asyncio.to_thread(worker.log.read_text, errors="replace")
             finally:
-                telling.cancel()
+                progress.cancel()
         used = [line[3].lower() for line in _USED.finditer(log)]
         used_mib = fall_mib if worker.measured_mib is None else worker.measured_mib  # not every driver lists processes
         return _Answer(json.loads(answer)["content"], used[0] if used else None, used_mib)
@@ -235,8 +235,8 @@ class _Proof:
         }  # whatever variables say: theirs count more than a file
         return replace(catalog, server=catalog.server.model_copy(update=own))
 
-    async def _tell(self, name: str) -> None:
+    async def _report_progress(self, name: str) -> None:
         began = time.monotonic()
         while True:
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
             self._echo(f"{name}: {time.monotonic() - began:.0f} s so far; a first start may compile for minutes")

@@ -35,10 +35,10 @@ from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import hub, hub_download, hub_kernels, venvs
 from supervisor.io.download import File, line_of
 
-TELL_S: Final = 1.0
+PROGRESS_INTERVAL_S: Final = 1.0
 
 Echo = Callable[[str], None]
-TellAmount = Callable[[int, int], None]
+ShowAmount = Callable[[int, int], None]
 Row = dict[str, object]
 
 
@@ -208,25 +208,25 @@ def end_with_stdin() -> None:
     threading.Thread(target=read, name="stdin", daemon=True).start()
 
 
-def tell_amount(done_bytes: int, total_bytes: int) -> None:
+def show_amount(done_bytes: int, total_bytes: int) -> None:
     """A line for a program that watches."""
     sys.stdout.write(json.dumps({"done_bytes": done_bytes, "total_bytes": total_bytes}) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def _telling(tell: TellAmount | None, amount: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Call `tell` with the amount that has arrived, within the block and at its end."""
-    if tell is None:
+def _showing_amount(show: ShowAmount | None, amount: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Call `show` with the amount that has arrived, within the block and at its end."""
+    if show is None:
         yield
         return
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(TELL_S):
-            tell(*amount())
+        while not over.wait(PROGRESS_INTERVAL_S):
+            show(*amount())
 
-    tell(*amount())
+    show(*amount())
     looking = threading.Thread(target=look, name="amount", daemon=True)
     looking.start()
     try:
@@ -234,13 +234,13 @@ def _telling(tell: TellAmount | None, amount: Callable[[], tuple[int, int]]) -> 
     finally:
         over.set()
         looking.join()
-        tell(*amount())
+        show(*amount())
 
 
-def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None = None) -> None:
+def fetch(wanted: Sequence[Download], echo: Echo, show_amount: ShowAmount | None = None) -> None:
     """Fetch all missing files, with a bar on a terminal. Tries all, then raises PullError if any failed.
 
-    `tell_amount` gets each second how many bytes there are, and how many there will be.
+    `show_amount` gets each second how many bytes there are, and how many there will be.
     """
     total = sum(download.still_bytes() for download in wanted)
     began, current = time.monotonic(), [""]
@@ -253,7 +253,7 @@ def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None
         amount = f"{output.mib(total - left >> 20)} of {output.mib(total >> 20)}"
         return (output.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         current[0] = line
         if not sys.stderr.isatty():
             echo(line)
@@ -262,10 +262,10 @@ def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None
         size = sum(download.size_bytes for download in wanted)
         return size - sum(download.still_bytes() for download in wanted), size
 
-    with output.progress(frame), _telling(tell_amount, amount):
+    with output.progress(frame), _showing_amount(show_amount, amount):
         for download in wanted:
             if download.problem is None:
-                _fetch(download, tell)
+                _fetch(download, print_line)
     if failed := [
         f"{', '.join(str(model.id) for model in download.models)}: {download.problem}"
         for download in wanted
@@ -274,12 +274,12 @@ def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None
         raise PullError(f"{len(failed)} of {len(wanted)} could not be fetched:", detail=tuple(failed))
 
 
-def _fetch(download: Download, tell: Echo) -> None:
+def _fetch(download: Download, print_line: Echo) -> None:
     assert download.copy is not None
     with download.keeping_problem():
         if download.missing:
-            tell(f"{download.source.repo} to {download.folder}")
-            download.copy.fetch(download.missing, tell)
+            print_line(f"{download.source.repo} to {download.folder}")
+            download.copy.fetch(download.missing, print_line)
             download.missing = []
         if download.kernel is not None:
             hub_kernels.publish(download.folder, download.kernel, download.copy.listing)
@@ -301,7 +301,7 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
         else:
             to_get = _amount(download.still_bytes()) if download.missing else "-"
             lines.append((names, repo, str(len(download.files)), _amount(download.size_bytes), to_get))
-    told = [download.problem for download in wanted if download.problem is not None]
+    problems = [download.problem for download in wanted if download.problem is not None]
     size = sum(download.size_bytes for download in wanted)
     left = sum(download.still_bytes() for download in wanted)
     total = f"{_amount(size)} total, {_amount(left)} to get"
@@ -309,7 +309,7 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):
             total = "No repository could be looked at"
-    return [output.Table(lines), *told, f"{total}."]
+    return [output.Table(lines), *problems, f"{total}."]
 
 
 def named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:

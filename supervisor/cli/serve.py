@@ -72,8 +72,8 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
-        told = json.dumps(greeting(catalog, url, keys)) if as_json else welcome(catalog, url, keys)
-        say(told)
+        text = json.dumps(greeting(catalog, url, keys)) if as_json else welcome(catalog, url, keys)
+        say(text)
 
     run(configuration, catalog, on_listening=on_listening, takeover=takeover)
 

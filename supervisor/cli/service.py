@@ -186,8 +186,8 @@ def status(echo: Echo) -> dict[str, str]:
     if not _reachable():
         facts["systemd"] = "the user manager can't be reached from here"
     elif unit.exists():
-        asked = ("ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "StatusText")
-        for line in _systemctl("show", UNIT, *(f"--property={name}" for name in asked)).splitlines():
+        properties = ("ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "StatusText")
+        for line in _systemctl("show", UNIT, *(f"--property={name}" for name in properties)).splitlines():
             name, _, value = line.partition("=")
             facts[name] = value
     for name, value in facts.items():

@@ -68,8 +68,8 @@ def _start(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> 
     ends.enter_context(process)
     ends.callback(process.terminate)
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline() or "{}")
-    if "url" not in told:
+    greeting = json.loads(process.stdout.readline() or "{}")
+    if "url" not in greeting:
         last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
-    return str(told["url"])
+    return str(greeting["url"])

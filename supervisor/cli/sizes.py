@@ -39,7 +39,7 @@ class OnThisMachine:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the models' memory, each with the model's name."""
-        return tuple(f"{model}: {told}" for model, told in warnings_of(self.catalog, self.specs, self.devices))
+        return tuple(f"{model}: {warning}" for model, warning in warnings_of(self.catalog, self.specs, self.devices))
 
     @property
     def sizes(self) -> dict[str, str]:
@@ -50,7 +50,7 @@ class OnThisMachine:
 def on_this_machine(catalog: Catalog) -> OnThisMachine:
     """Look at the devices and the models' files. Takes seconds where a GPU has to be woken; never fails."""
     try:
-        devices = asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
+        devices = asyncio.run(open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)).devices
     except ConfigError as error:
         return OnThisMachine(catalog, (), (), error.problems, _troubles(catalog))
     known = tuple(device.spec for device in devices)

@@ -12,23 +12,23 @@ from supervisor.schema.task import Task
 
 def story(request: Request) -> list[output.Words | output.Table]:
     """The story of a request for people, from `GET /v1/admin/requests/{id}`."""
-    told: list[output.Words | output.Table] = [_headline(request)]
+    parts: list[output.Words | output.Table] = [_headline(request)]
     if request.wait:
-        told.append(f"It waited {_amount(sum(part.s for part in request.wait))} for a worker:")
-        told.append(output.Table([(_amount(part.s), part.what) for part in request.wait], head=False))
+        parts.append(f"It waited {_amount(sum(part.s for part in request.wait))} for a worker:")
+        parts.append(output.Table([(_amount(part.s), part.what) for part in request.wait], head=False))
     elif request.worker is not None:
-        told.append("A worker took it at once.")
+        parts.append("A worker took it at once.")
     if request.awaits is not None:
         eta = request.awaits.eta or "nobody knows how long still"
-        told.append(f"{request.awaits.what} {eta[:1].upper()}{eta[1:]}.")
+        parts.append(f"{request.awaits.what} {eta[:1].upper()}{eta[1:]}.")
     if (answer := _answer(request)) is not None:
-        told.append(answer)
+        parts.append(answer)
     decided: list[output.Row] = [
         (output.clock(each.at), output.text(each.model), each.kind, each.reason) for each in request.decisions
     ]
     if decided:
-        told += ["", output.Table([("TIME", "MODEL", "KIND", "REASON"), *decided], whole=True)]
-    return told
+        parts += ["", output.Table([("TIME", "MODEL", "KIND", "REASON"), *decided], whole=True)]
+    return parts
 
 
 def choice(task: Task) -> list[output.Words | output.Table]:
@@ -51,18 +51,18 @@ def choice(task: Task) -> list[output.Words | output.Table]:
 
 def _headline(request: Request) -> str:
     model = output.text(request.model)
-    asked = f"{request.request_id} asked {model} at {output.clock(request.at)} ({request.path}){_demand(request)}"
+    sentence = f"{request.request_id} asked {model} at {output.clock(request.at)} ({request.path}){_demand(request)}"
     took = _amount(request.total_ms / 1000)
     if request.state != "finished":
-        return f"{asked}; it has been {request.state} for {took}."
+        return f"{sentence}; it has been {request.state} for {took}."
     error = f" ({request.error})" if request.error else ""
-    return f"{asked}; it ended with {request.status}{error} after {took}."
+    return f"{sentence}; it ended with {request.status}{error} after {took}."
 
 
 def _demand(request: Request) -> str:
     """The tenant and the priority of a request, where they are not the usual ones."""
-    told = f" for {request.tenant}" if request.tenant not in (None, request.key) else ""
-    return told if request.priority == NORMAL else f"{told} with priority {request.priority}"
+    about = f" for {request.tenant}" if request.tenant not in (None, request.key) else ""
+    return about if request.priority == NORMAL else f"{about} with priority {request.priority}"
 
 
 def _answer(request: Request) -> str | None:

@@ -22,7 +22,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
-from supervisor.daemon.sizes import tell_sizes, warnings_of
+from supervisor.daemon.sizes import log_model_sizes, warnings_of
 from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
@@ -42,7 +42,7 @@ LOGS = "logs"
 
 async def open_devices(catalog: Catalog) -> Opened:
     """Open the configured devices, or all there are; notes about others are logged. Raises ConfigError for a missing one."""
-    opened = await open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)
+    opened = await open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)
     for note in opened.notes:
         log.info("devices.note", message=note)
     return opened
@@ -94,7 +94,7 @@ async def assemble(
             await footprints.learn_load(found.footprint_key, found.load_s)
 
     models = await asyncio.to_thread(specs_on, catalog, specs, learned())
-    tell_sizes(catalog, warnings_of(catalog, models, specs))
+    log_model_sizes(catalog, warnings_of(catalog, models, specs))
     (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
     launcher = LocalLauncher(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
@@ -122,5 +122,5 @@ async def assemble(
     daemon.pictures.open(server.state_dir)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
-        daemon.partners.shared, fleet.gate = shared, shared.gate
+        daemon.partners.shared, fleet.before_start = shared, shared.lease_for_start
     return daemon, launcher, Configured(models, specs, catalog.limits.limits(), catalog.policy)

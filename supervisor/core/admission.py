@@ -15,10 +15,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.demand import ANY, LOW, MOST_URGENT, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, LOW, MOST_URGENT, NORMAL, Demand
 from supervisor.core.fair_shares import FairShares
 from supervisor.core.limits import Accounts
-from supervisor.core.types import ASKED, Eviction, Limits, ModelId, ModelSpec, Policy, WorkerState
+from supervisor.core.types import MODEL_PLACEHOLDER, Eviction, Limits, ModelId, ModelSpec, Policy, WorkerState
 
 if TYPE_CHECKING:
     from supervisor.core.model_state import ModelState
@@ -96,7 +96,7 @@ class AdmissionPolicy:
 
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
-        head = queue.peek(model.line)
+        head = queue.peek(model.queue_key)
         ranks = [(*self.aged(priority, since), seq) for priority, since, seq in self._asking(model, queue)]
         first, then, seq = min(ranks, default=(math.inf, math.inf, 0))
         ahead_s = 0.0 if head is None else min(MOST_AHEAD_S, head.ahead_s)
@@ -107,7 +107,7 @@ class AdmissionPolicy:
 
         A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
         """
-        for each in queue.oldest_of_classes(model.line):
+        for each in queue.oldest_of_classes(model.queue_key):
             yield each.demand.priority, max(each.arrived_at, model.stopped_at), each.seq
         if model.asked_at is not None:
             yield NORMAL, max(model.asked_at, model.stopped_at), 0
@@ -149,13 +149,13 @@ class AdmissionPolicy:
         quiet_at = model.last_used + self.linger_s(model)
         if now < quiet_at:
             return min(quiet_at, matures_at)
-        return matures_at if queue.count(model.line) else now
+        return matures_at if queue.count(model.queue_key) else now
 
     def matures_at(self, model: ModelState) -> float:
         """When the minimum residency of its worker ends."""
         return model.ready_at + self.limits.min_residency_s
 
-    def held_until(self, model: ModelState) -> float:
+    def protected_until(self, model: ModelState) -> float:
         """Until when an idle worker is protected for the next request of a bulk pass (`hold_s`), in demand or not."""
         return model.last_used + model.spec.hold_s if model.spec.hold_s > 0 else -math.inf
 
@@ -164,8 +164,8 @@ class AdmissionPolicy:
         point_s = self.limits.aging_s / (LOW - NORMAL)
         return min(
             (
-                since if asked <= priority else since + (asked - priority) * point_s
-                for asked, since, _ in self._asking(waiter, queue)
+                since if requested <= priority else since + (requested - priority) * point_s
+                for requested, since, _ in self._asking(waiter, queue)
             ),
             default=None,
         )
@@ -176,8 +176,8 @@ class AdmissionPolicy:
         For its hold, or for the keep-alive that its entry or its requests set, which begin anew with each request; without
         any for the minimum residency, in demand or not.
         """
-        asked_s = (demand.keep_alive_s or 0.0 for demand in model.in_flight.values())
-        kept_s = max(model.spec.hold_s, model.spec.own_keep_alive_s, *asked_s)
+        requested_s = (demand.keep_alive_s or 0.0 for demand in model.in_flight.values())
+        kept_s = max(model.spec.hold_s, model.spec.own_keep_alive_s, *requested_s)
         set_until = max(model.last_used + kept_s, model.kept_until)
         if set_until <= model.last_used:
             return self.matures_at(model)
@@ -185,14 +185,14 @@ class AdmissionPolicy:
 
     def yields_at(self, victim: ModelState, waiter: ModelState, queue: AdmissionQueue) -> float:
         """When the protections of a victim by its hold and by its last class end; the waiter's aging ends both."""
-        held_until = self.held_until(victim)
+        protected_until = self.protected_until(victim)
         if victim.in_flight and victim.spec.hold_s > 0:  # it begins anew with each request
-            held_until = math.inf
+            protected_until = math.inf
         as_urgent_at = self.as_urgent_at(waiter, queue, victim.used_by)
         if as_urgent_at is None:
-            return held_until
+            return protected_until
         used_until = self.kept_for_user_until(victim)
-        return max(min(used_until, as_urgent_at), min(held_until, as_urgent_at + self.limits.aging_s))
+        return max(min(used_until, as_urgent_at), min(protected_until, as_urgent_at + self.limits.aging_s))
 
     def linger_s(self, model: ModelState) -> float:
         """How long after a request the model counts as in demand: the same client may send another one."""
@@ -209,20 +209,20 @@ class AdmissionPolicy:
 
     def may_claim_at(self, waiter: ModelState, queue: AdmissionQueue, victim: ModelState) -> float:
         """From when on the victim gets no new requests, for this waiter. Infinite: not before its own requests have ended."""
-        if self.is_urgent(waiter, queue.most_urgent(waiter.line), victim):
+        if self.is_urgent(waiter, queue.most_urgent(waiter.queue_key), victim):
             return -math.inf
         yields_at = self.yields_at(victim, waiter, queue)
         if victim.overtakes >= self.limits.overtakes:  # it has had its batch
             return yields_at
         return max(self.matures_at(victim), yields_at)
 
-    def stays_until(self, model: ModelState) -> float:
+    def keep_loaded_until(self, model: ModelState) -> float:
         """Until when an idle worker stays although nobody uses it; infinite: until its memory is needed.
 
         The longest keep-alive counts: the model's, those of its last requests, its hold. Pinned and default models have none.
         """
         keep_alive_s = model.spec.keep_alive_s
-        is_default = model.line in self.policy.default_models and not model.spec.extra
+        is_default = model.queue_key in self.policy.default_models and not model.spec.extra
         if keep_alive_s is None or model.pinned or is_default:
             return math.inf
         return max(model.last_used + max(keep_alive_s, model.spec.hold_s), model.kept_until)
@@ -233,7 +233,7 @@ class AdmissionPolicy:
         if model.in_flight or model.state is WorkerState.STARTING:
             return now + after_s
         quiet_at = model.last_used + after_s
-        return max(quiet_at, self.matures_at(model), self.held_until(model)) if model.has_worker else quiet_at
+        return max(quiet_at, self.matures_at(model), self.protected_until(model)) if model.has_worker else quiet_at
 
     # ----------------------------------------------------------------------------------------- how long requests may run
 
@@ -270,14 +270,14 @@ class AdmissionPolicy:
             return f"{total} requests are queued, the limit is {self.limits.queue_total}"
         most = self.limits.queue_per_model if most is None else most
         if queued >= most:
-            return f"{queued} requests are queued for {ASKED}, the limit is {most}"
+            return f"{queued} requests are queued for {MODEL_PLACEHOLDER}, the limit is {most}"
         return None
 
     def gives_up_at(self, since: float) -> float:
         """When a request, or a load that an operator asked for, will have waited too long."""
         return since + self.limits.queue_wait_s
 
-    def is_full(self, model: ModelState, demand: Demand = ANY) -> bool:
+    def is_full(self, model: ModelState, demand: Demand = DEFAULT_DEMAND) -> bool:
         """Has the worker as many requests as it gets at once, or too little context left for this one?
 
         A request that is alone always has a place: whether it is too long is for the worker to say.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from supervisor.core.model_state import ModelState, Wish
+from supervisor.core.model_state import LoadIntent, ModelState
 from supervisor.core.plans import Evict, EvictionBlock, Plan, Snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import WorkerState, base_of
@@ -32,25 +32,25 @@ def look(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.returns_at is None or step.now < model.returns_at:
         return
     at = step.now + state.limits.default_after_s
-    if model.state is WorkerState.STOPPED and not (model.dismissed or model.removed or state.shutting_down):
+    if model.state is WorkerState.STOPPED and not (model.unloaded_by_operator or model.removed or state.shutting_down):
         quiet_at = _quiet_at(state, step)
         if quiet_at > step.now:
             at = min(at, quiet_at)
-        elif model.wish is None:
-            model.wish = Wish(default=True)
+        elif model.load_intent is None:
+            model.load_intent = LoadIntent(default=True)
             step.decide("return", model.id, f"nothing else was asked for within {state.limits.default_after_s:.0f} s")
     _wake(state, model, at)
 
 
 def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan) -> bool:
     """May this plan evict for a model that nobody asks for? Only for a default model, while still nobody uses others."""
-    wish = model.wish
-    return wish is not None and wish.default and isinstance(answer, Evict) and _quiet_at(state, step) <= step.now
+    intent = model.load_intent
+    return intent is not None and intent.default and isinstance(answer, Evict) and _quiet_at(state, step) <= step.now
 
 
 def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
     """`snapshot` for planning `model`: where it only comes back as a default model, the other default models are pinned."""
-    if model.wish != Wish(default=True) or state.waiting_for(model):
+    if model.load_intent != LoadIntent(default=True) or state.waiting_for(model):
         return snapshot
     names = state.admission.policy.default_models
     residents = (
@@ -67,7 +67,7 @@ def _quiet_at(state: SchedulerState, step: Step) -> float:
     if len(state.queue):
         return step.now + state.limits.default_after_s
     names = state.admission.policy.default_models
-    others = (model for model in state.models.values() if model.line not in names and not model.spec.remote)
+    others = (model for model in state.models.values() if model.queue_key not in names and not model.spec.remote)
     return max((state.admission.quiet_at(other, step.now) for other in others), default=-math.inf)
 
 

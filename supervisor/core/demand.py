@@ -55,18 +55,18 @@ class Demand:
     weight: float = 1.0  # of its tenant among others of its class: twice as much gets twice the worker-seconds
 
 
-ANY: Final = Demand()
+DEFAULT_DEMAND: Final = Demand()
 """The demand of a request without any of its own."""
 
 
-def priority_of(said: object) -> int:
+def priority_of(value: object) -> int:
     """The priority as a number, from a word, a number, or a number written as text. Raises ValueError."""
-    if isinstance(said, str):
-        word = said.strip().lower()
+    if isinstance(value, str):
+        word = value.strip().lower()
         if word in PRIORITIES:
             return PRIORITIES[word]
-        said = int(word) if word.isascii() and word.isdecimal() and len(word) <= len(str(LEAST_URGENT)) else None
-    if type(said) is int and MOST_URGENT <= said <= LEAST_URGENT:  # true and false are none
-        return said
+        value = int(word) if word.isascii() and word.isdecimal() and len(word) <= len(str(LEAST_URGENT)) else None
+    if type(value) is int and MOST_URGENT <= value <= LEAST_URGENT:  # true and false are none
+        return value
     words = ", ".join(f"{word} ({number})" for word, number in PRIORITIES.items())
     raise ValueError(f"expected {words}, or a whole number from {MOST_URGENT} (goes first) to {LEAST_URGENT}")

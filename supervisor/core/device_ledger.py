@@ -31,7 +31,7 @@ class Phase(StrEnum):
     """Where a lease stands."""
 
     STARTING = "starting"  # its worker is loading and may take the whole of it
-    HELD = "held"  # its worker is ready
+    IN_USE = "held"  # its worker is ready
     RETURNING = "returning"  # its worker is gone, but no sample has shown the memory back
 
 
@@ -47,22 +47,22 @@ class Lease:
     measured_mib: int | None = None  # the last measurement of its worker
     seen_mib: int | None = None  # the measurement that belongs to the device's last sample
     is_partner: bool = False  # it is for a process that somebody else runs, who may take all of it at any time
-    is_told_unused: bool = False  # an operator was told that its worker takes nothing
+    is_reported_unused: bool = False  # an operator was told that its worker takes nothing
 
     @property
-    def held_mib(self) -> int:
+    def reserved_mib(self) -> int:
         """The MiB that count as taken: the lease, or more where the worker grew beyond it."""
         return max(self.mib, self.measured_mib or 0)
 
     @property
-    def is_open(self) -> bool:
+    def may_grow(self) -> bool:
         """May a partner take the rest of it at any time?"""
-        return self.is_partner and self.phase is Phase.HELD
+        return self.is_partner and self.phase is Phase.IN_USE
 
     @property
-    def is_held_unseen(self) -> bool:
+    def may_grow_unseen(self) -> bool:
         """Does a partner hold it whose memory can't be measured?"""
-        return self.is_open and self.seen_mib is None
+        return self.may_grow and self.seen_mib is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class MemorySnapshot:
 
     free_mib: int
     seen: Mapping[Holder, int | None]  # of living workers
-    gone: Mapping[Holder, int]  # what each that was gone had before its exit
-    gone_mib: int  # the most that these still held, together
+    exited: Mapping[Holder, int]  # what each that was gone had before its exit
+    exited_mib: int  # the most that these still held, together
 
     def of(self, holder: Holder) -> int:
         return self.seen.get(holder) or 0
@@ -119,7 +119,7 @@ class PendingRelease:
         now = {lease.holder: lease for lease in others}
         growth = 0
         for holder, lease in now.items():
-            if holder in before.gone:
+            if holder in before.exited:
                 continue  # it only returns memory
             never_measured = lease.seen_mib is None and not lease.is_partner
             if never_measured and holder in before.seen and lease.phase is not Phase.STARTING:
@@ -127,7 +127,7 @@ class PendingRelease:
             growth += _most(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
         # Workers that were gone at that snapshot had given back a part of their memory before it.
-        returned = min(before.gone_mib, sum(mib for holder, mib in before.gone.items() if holder not in now))
+        returned = min(before.exited_mib, sum(mib for holder, mib in before.exited.items() if holder not in now))
         return growth - ended - returned
 
 
@@ -146,7 +146,7 @@ class DeviceTotals:
     outside_mib: int | None
     others_mib: int  # leased by others who share the device
     starting_mib: int
-    held_mib: int
+    reserved_mib: int
     returning_mib: int
     available_mib: int
     blocked: str | None
@@ -179,9 +179,9 @@ class DeviceLedger:
     )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
-    outline: DeviceSummary | None = None  # what `snapshots` made of it
+    summary: DeviceSummary | None = None  # what `snapshots` made of it
 
-    UNRECORDED: ClassVar = ("cached", "outline")  # made anew when needed
+    UNRECORDED: ClassVar = ("cached", "summary")  # made anew when needed
 
     def blocked(self, asker: ModelId | None = None) -> str | None:
         """Why nothing new may be loaded here, however much is free. `asker` is not named."""
@@ -213,26 +213,26 @@ class DeviceLedger:
 
     def untaken(self) -> int:
         """How much workers may still take of the memory that the last sample shows as free."""
-        by_nobody = self._by_nobody()
-        unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
+        unattributed_mib = self._unattributed_mib()
+        unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.may_grow_unseen)
         taken_mib = 0  # by partners who can't be measured
         if self.before_unseen is not None:
             outside_mib, others_mib = self.before_unseen
-            taken_mib = by_nobody - outside_mib - max(0, self.others_mib - others_mib)
+            taken_mib = unattributed_mib - outside_mib - max(0, self.others_mib - others_mib)
             taken_mib = min(max(0, taken_mib), unseen_mib)
-        unseen_mib += max(0, self.others_mib - (by_nobody - taken_mib)) - taken_mib
+        unseen_mib += max(0, self.others_mib - (unattributed_mib - taken_mib)) - taken_mib
         return unseen_mib + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if not lease.is_held_unseen and (lease.is_open or self.hides(lease))
+            if not lease.may_grow_unseen and (lease.may_grow or self.hides(lease))
         )
 
-    def _by_nobody(self) -> int:
+    def _unattributed_mib(self) -> int:
         """The memory in use at the last sample that no measured worker accounts for: of unmeasured partners and of others."""
         known = sum(
             lease.mib if lease.seen_mib is None else lease.seen_mib
             for lease in self.leases.values()
-            if not lease.is_held_unseen
+            if not lease.may_grow_unseen
         )
         return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
 
@@ -241,26 +241,26 @@ class DeviceLedger:
 
         They shrink when that use does: it wasn't the partner's.
         """
-        if not any(lease.is_held_unseen for lease in self.leases.values()):
+        if not any(lease.may_grow_unseen for lease in self.leases.values()):
             self.before_unseen = None
             return
-        now = (self._by_nobody(), self.others_mib)
+        now = (self._unattributed_mib(), self.others_mib)
         before = self.before_unseen or now
         self.before_unseen = (min(now[0], before[0]), min(now[1], before[1]))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """The snapshot of the last sample, with so much free. Memory that is missing in it is held by workers that are gone."""
         living = {lease.holder: lease.seen_mib for lease in self.leases.values() if lease.phase is not Phase.RETURNING}
-        gone = {lease.holder: lease.seen_mib or 0 for lease in self.leases.values() if lease.holder not in living}
+        exited = {lease.holder: lease.seen_mib or 0 for lease in self.leases.values() if lease.holder not in living}
         shown_mib = free_mib + sum(seen or 0 for seen in living.values())
         before = (release.before for release in self.releases.values())
-        known_mib = [it.free_mib + sum(seen or 0 for seen in it.seen.values()) + it.gone_mib for it in before if it]
+        known_mib = [it.free_mib + sum(seen or 0 for seen in it.seen.values()) + it.exited_mib for it in before if it]
         hidden_mib = max(known_mib, default=self.spec.total_mib) - shown_mib
-        return MemorySnapshot(free_mib, living, gone, max(0, min(hidden_mib, sum(gone.values()))))
+        return MemorySnapshot(free_mib, living, exited, max(0, min(hidden_mib, sum(exited.values()))))
 
     def free(self) -> int:
         """How much a new lease may take; negative when more is leased than is free so far."""
-        by_leases = self.spec.total_mib - self.others_mib - sum(lease.held_mib for lease in self.leases.values())
+        by_leases = self.spec.total_mib - self.others_mib - sum(lease.reserved_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
         return free - self.spec.margin_mib
 
@@ -276,7 +276,7 @@ class DeviceLedger:
         """The figures for people."""
         by_phase = dict.fromkeys(Phase, 0)
         for lease in self.leases.values():
-            by_phase[lease.phase] += lease.held_mib
+            by_phase[lease.phase] += lease.reserved_mib
         return DeviceTotals(
             id=self.spec.id,
             total_mib=self.spec.total_mib,
@@ -285,7 +285,7 @@ class DeviceLedger:
             outside_mib=self.outside_mib,
             others_mib=self.others_mib,
             starting_mib=by_phase[Phase.STARTING],
-            held_mib=by_phase[Phase.HELD],
+            reserved_mib=by_phase[Phase.IN_USE],
             returning_mib=by_phase[Phase.RETURNING],
             available_mib=max(0, self.free()) if self.blocked() is None else 0,
             blocked=self.blocked(),
@@ -296,12 +296,12 @@ class DeviceLedger:
         """Assert that its figures add up."""
         assert self.cached is None or self.cached == replace(self, cached=None).view(), "figures are out of date"
         totals = self.totals()
-        leased = totals.starting_mib + totals.held_mib + totals.returning_mib
+        leased = totals.starting_mib + totals.reserved_mib + totals.returning_mib
         slack = totals.total_mib - totals.margin_mib - leased - self.free()
         assert slack >= 0, f"{self.spec.id}: {self.free()} free and {leased} leased exceed the total by {-slack}"
         if self.free_mib is None:
             assert slack == self.others_mib
         else:
             unseen = totals.total_mib - self.free_mib + self.untaken() - leased
-            told = f"{self.spec.id}: {slack} MiB are neither free, leased nor used outside"
-            assert slack == max(self.others_mib, unseen), told
+            message = f"{self.spec.id}: {slack} MiB are neither free, leased nor used outside"
+            assert slack == max(self.others_mib, unseen), message

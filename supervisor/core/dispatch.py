@@ -21,7 +21,7 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
     while (
         model.state is WorkerState.READY
         and state.takes_next(model)
-        and (waiting := state.queue.pop(model.line)) is not None
+        and (waiting := state.queue.pop(model.queue_key)) is not None
     ):
         assign(state, step, model, waiting.ticket, waiting.demand, waiting.arrived_at)
         served = True
@@ -30,8 +30,8 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 def serve_heads(state: SchedulerState, step: Step) -> bool:
     """Dispatch to all workers whose requests share a context: the next request may need less of it. Was there at least one?"""
-    sharing = [line for line in state.queue.models() if state.models[line].spec.shared_context]
-    workers = [worker for line in sharing for worker in state.replicas(state.models[line])]
+    sharing = [key for key in state.queue.models() if state.models[key].spec.shared_context]
+    workers = [worker for key in sharing for worker in state.replicas(state.models[key])]
     return any(dispatch(state, step, worker) for worker in workers)
 
 
@@ -39,15 +39,15 @@ def assign(
     state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, demand: Demand, arrived_at: float
 ) -> None:
     """Dispatch this request to the worker."""
-    state.queue.recent.note(model.line, step.now - arrived_at, step.now)
+    state.queue.recent.note(model.queue_key, step.now - arrived_at, step.now)
     if not model.in_flight:
         state.touch(model)
     model.in_flight[ticket] = demand
     state.admission.shares.began(ticket, model.id, demand, step.now)
     if claimants := state.wanted.claimants(model.id):
         _overtake(state, model, claimants[0][1], arrived_at)
-    if demand.prefix is not None and model.line in state.groups:
-        _remember(state.models[model.line], demand.prefix, model.id)
+    if demand.prefix is not None and model.queue_key in state.groups:
+        _remember(state.models[model.queue_key], demand.prefix, model.id)
     model.last_used, model.last_priority = step.now, demand.priority
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
@@ -63,8 +63,8 @@ def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
 
 def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
     """Count a later request that the model was given while `waiter` waits for its memory; the claim is judged anew."""
-    asked = (state.queue.oldest(state.models[waiter].line), state.models[waiter].asked_at)
-    if arrived_at > min((since for since in asked if since is not None), default=math.inf):
+    waiting_since = (state.queue.oldest(state.models[waiter].queue_key), state.models[waiter].asked_at)
+    if arrived_at > min((since for since in waiting_since if since is not None), default=math.inf):
         model.overtakes += 1
     state.wanted.settle_again(model.id)
 
@@ -80,9 +80,9 @@ def reject_all(
 ) -> None:
     """Reject every queued request that only this model could serve, and forget who else wants the model."""
     if state.waiting_for(model):
-        for waiting in state.queue.clear(model.line):
+        for waiting in state.queue.clear(model.queue_key):
             step.emit(Reject(waiting.ticket, code, message, retry_after_s))
-    model.wish = None
+    model.load_intent = None
 
 
 def resume(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
@@ -93,7 +93,7 @@ def resume(state: SchedulerState, step: Step, model: ModelState, reason: str) ->
 
 def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Let a ready worker serve on, whose memory no other model claims any more."""
-    model.wish = None
+    model.load_intent = None
     dispatch(state, step, model)
     arm_keep_alive(state, model, step.now)
 
@@ -102,7 +102,7 @@ def arm_keep_alive(state: SchedulerState, model: ModelState, now: float) -> None
     """Set the timer that ends an idle worker when its keep-alive is over. A model has one such timer at a time."""
     if model.state is not WorkerState.READY or model.in_flight:
         return
-    at = state.stays_until(model, now)
+    at = state.keep_loaded_until(model, now)
     if at < math.inf and (model.keep_alive_at is None or at < model.keep_alive_at):
         model.keep_alive_at = at
         state.wake(at, model.id)

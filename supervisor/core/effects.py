@@ -51,7 +51,7 @@ class QueueLoad:
 class Reject:
     """End the ticket with an error. Without `retry_after_s` nothing changes until a person does something.
 
-    `message` names the ticket's model as `types.ASKED`.
+    `message` names the ticket's model as `types.MODEL_PLACEHOLDER`.
     """
 
     ticket: TicketId

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.core.demand import ANY, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand
 from supervisor.core.types import (
     Crash,
     DeviceId,
@@ -39,7 +39,7 @@ class RequestArrived:
 
     ticket: TicketId
     model: ModelId
-    demand: Demand = ANY
+    demand: Demand = DEFAULT_DEMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class RequestFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAsked:
+class LoadRequested:
     """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
 
     model: ModelId
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadAsked:
+class UnloadRequested:
     """An operator unloads the model: after its requests, or at once with `force`.
 
     `spec`: the specification from then on, where an operator's other settings end with this. `reason` follows "it was".
@@ -79,7 +79,7 @@ class LoadCancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class PinAsked:
+class PinRequested:
     """An operator pins or unpins a model until the daemon ends. None: it is pinned as the configuration says again."""
 
     model: ModelId
@@ -180,12 +180,12 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class ShutdownAsked:
+class ShutdownRequested:
     """Take nothing new, drain, stop everything."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverAsked:
+class HandoverRequested:
     """A successor is to get the workers: begin no load and claim no memory until `HandoverEnded`."""
 
 
@@ -220,7 +220,7 @@ class WorkerAdopted:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseAsked:
+class LeaseRequested:
     """A partner, somebody who isn't one of our workers, wants memory. `spec` stands for it among the models."""
 
     spec: ModelSpec
@@ -287,10 +287,10 @@ Event = (
     Configured
     | RequestArrived
     | RequestFinished
-    | LoadAsked
-    | UnloadAsked
+    | LoadRequested
+    | UnloadRequested
     | LoadCancelled
-    | PinAsked
+    | PinRequested
     | Respecified
     | WorkerReady
     | WorkerUnready
@@ -299,11 +299,11 @@ Event = (
     | WorkerUnkillable
     | MemorySampled
     | Tick
-    | ShutdownAsked
-    | HandoverAsked
+    | ShutdownRequested
+    | HandoverRequested
     | HandoverEnded
     | WorkerAdopted
-    | LeaseAsked
+    | LeaseRequested
     | LeaseRenewed
     | LeaseEnded
     | LeaseRestored

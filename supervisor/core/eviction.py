@@ -77,7 +77,7 @@ def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key)
     queue = state.queue
     if not state.takes_next(victim) or victim.overtakes >= state.limits.overtakes:
         return False
-    is_higher = queue.most_urgent(victim.line) < queue.most_urgent(state.models[waiter[1]].line)
+    is_higher = queue.most_urgent(victim.queue_key) < queue.most_urgent(state.models[waiter[1]].queue_key)
     return is_higher and state.admission.rank_model(victim, queue) < waiter[0]
 
 
@@ -85,8 +85,8 @@ def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Nobody claims the victim any more: it serves again, unless it has to go anyway."""
     if victim.drain is not None and not victim.drain.is_ordered:
         yields = any(_serves_higher_first(state, victim, key) for key in state.wanted.claimants(victim.id))
-        gone = "the model it was to make room for is not wanted any more"
-        resume(state, step, victim, "a request of a higher class waits for it" if yields else gone)
+        reason = "the model it was to make room for is not wanted any more"
+        resume(state, step, victim, "a request of a higher class waits for it" if yields else reason)
         step.decide("resume", victim.id, victim.life.reason)
     elif victim.state is WorkerState.READY:
         keep_loaded(state, step, victim)

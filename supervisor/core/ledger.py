@@ -83,7 +83,7 @@ class Ledger:
         """Enter the lease of a worker that was ready before this daemon began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
-            self._put(Lease(holder, device, Phase.HELD, part, since=now, is_partner=is_partner))
+            self._put(Lease(holder, device, Phase.IN_USE, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
         """Enter how much others have leased of shared devices. While that is unknown (`trouble`) these take nothing new."""
@@ -98,7 +98,7 @@ class Ledger:
         """The holder's worker is ready at `now`: the next sample shows, in its devices' free memory, how much it took."""
         for lease in self.leases_of(holder):
             assert lease.phase is Phase.STARTING, f"{lease} settles"
-            self._put(replace(lease, phase=Phase.HELD, since=now))
+            self._put(replace(lease, phase=Phase.IN_USE, since=now))
 
     def measure(self, holder: Holder, device: DeviceId, used_mib: int) -> None:
         """Enter how much a worker takes of the device. Call it before `sample` of the same reading. Ignores unknown leases."""
@@ -107,7 +107,7 @@ class Ledger:
             return
         assert used_mib >= 0
         measured = replace(lease, measured_mib=used_mib)
-        if measured.held_mib != lease.held_mib:
+        if measured.reserved_mib != lease.reserved_mib:
             self._put(measured)
         else:
             self._devices[device].leases[holder] = self._leases[holder][device] = measured
@@ -115,11 +115,11 @@ class Ledger:
     def note_unused(self, holder: Holder, device: DeviceId, now: float) -> None:
         """Alert, once, that a ready worker has taken nothing of its GPU: it computes elsewhere."""
         lease = self._leases.get(holder, {}).get(device)
-        if lease is None or lease.phase is not Phase.HELD or lease.is_partner or lease.is_told_unused:
+        if lease is None or lease.phase is not Phase.IN_USE or lease.is_partner or lease.is_reported_unused:
             return
         if self._devices[device].spec.takes_whole or now < lease.since + self._limits.memory_warn_s:
             return
-        self._devices[device].leases[holder] = self._leases[holder][device] = replace(lease, is_told_unused=True)
+        self._devices[device].leases[holder] = self._leases[holder][device] = replace(lease, is_reported_unused=True)
         label = self._devices[device].spec.label
         message = (
             f"{holder[0]}'s worker is ready and has taken nothing of its {lease.mib} MiB on {label}: it computes on the "
@@ -138,7 +138,7 @@ class Ledger:
     def returning(self, holder: Holder, now: float) -> None:
         """The holder's process tree is gone. A lease stays until a sample shows its memory back, if the device is still read."""
         for lease in self.leases_of(holder):
-            assert lease.phase in {Phase.STARTING, Phase.HELD}, f"{lease} returns"
+            assert lease.phase in {Phase.STARTING, Phase.IN_USE}, f"{lease} returns"
             device = self._devices[lease.device]
             if not device.configured:
                 self._drop(lease)
@@ -298,7 +298,7 @@ class Ledger:
         """Drop these devices' summaries. Enough where nobody waits: only later plans depend on the change."""
         for device in devices:
             if (ledger := self._devices.get(device)) is not None:
-                ledger.outline = None
+                ledger.summary = None
 
     def is_at_rest(self) -> bool:
         """Has nothing changed, is no memory on its way back, is every device read, and is no alert pending?"""
@@ -314,13 +314,13 @@ class Ledger:
         self._changed.clear()
         return changed
 
-    def outline(self, device: DeviceId) -> DeviceSummary | None:
+    def summary(self, device: DeviceId) -> DeviceSummary | None:
         """The kept summary of the device; None when something has changed since."""
-        return self._devices[device].outline
+        return self._devices[device].summary
 
-    def keep_outline(self, device: DeviceId, outline: DeviceSummary) -> None:
+    def keep_summary(self, device: DeviceId, summary: DeviceSummary) -> None:
         """Keep the summary until something changes on the device."""
-        self._devices[device].outline = outline
+        self._devices[device].summary = summary
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -352,9 +352,9 @@ class Ledger:
         """All leases on the device."""
         return tuple(self._devices[device].leases.values())
 
-    def held_mib(self, model_id: ModelId, device: DeviceId) -> int:
+    def reserved_mib(self, model_id: ModelId, device: DeviceId) -> int:
         """How many MiB of the device the workers of the model hold."""
-        return sum(lease.held_mib for lease in self.leases_on(device) if lease.holder[0] == model_id)
+        return sum(lease.reserved_mib for lease in self.leases_on(device) if lease.holder[0] == model_id)
 
     def holds(self, holder: Holder) -> bool:
         """Has the holder a lease, on any device?"""
@@ -364,7 +364,7 @@ class Ledger:
         """Has any worker of the model a lease?"""
         return any(holder[0] == model_id for holder in self._leases)
 
-    def in_motion(self, device: DeviceId, now: float) -> ModelId | None:
+    def model_in_transition(self, device: DeviceId, now: float) -> ModelId | None:
         """A model whose load or end the device's figures may not show in full yet; None when they are complete.
 
         Memory that was never measured can't be seen to come back, so an end counts for at least `memory_warn_s`.
@@ -379,7 +379,7 @@ class Ledger:
         return model_id if now - at < self._limits.memory_warn_s else None
 
     def rests_at(self, device: DeviceId, now: float) -> float:
-        """When `in_motion` ends by itself at the latest; infinity where a reading has to end it."""
+        """When `model_in_transition` ends by itself at the latest; infinity where a reading has to end it."""
         ledger = self._devices[device]
         if ledger.last_exit is None or now >= (at := ledger.last_exit[1] + self._limits.memory_warn_s):
             return math.inf
@@ -388,7 +388,7 @@ class Ledger:
     def hides_loaded(self, device: DeviceId) -> bool:
         """Has a worker loaded there that no sample has shown since?"""
         ledger = self._devices[device]
-        return any(lease.phase is Phase.HELD and ledger.hides(lease) for lease in ledger.leases.values())
+        return any(lease.phase is Phase.IN_USE and ledger.hides(lease) for lease in ledger.leases.values())
 
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""

@@ -24,7 +24,7 @@ class Trigger(StrEnum):
     DRAIN = "drain"  # no new requests; stop it when the running ones end
     RESUME = "resume"  # nobody wants it drained any more
     STOP = "stop"  # signals are on their way
-    GONE = "gone"  # its process tree is gone and its memory is back
+    RELEASED = "gone"  # its process tree is gone and its memory is back
     CRASH = "crash"  # it ended by itself; try again later
     FAIL = "fail"  # it ended by itself too often, or can never work, or llmux makes a mistake over it
     RETRY = "retry"  # the pause after a crash is over
@@ -44,14 +44,14 @@ class Entry:
 def _start(model: ModelState, entry: Entry) -> None:
     model.generation = Generation(model.generation + 1)
     model.worker = Worker(entry.devices)
-    model.dismissed = False
+    model.unloaded_by_operator = False
     model.crashes = replace(model.crashes, last=None)
 
 
 def _serve(model: ModelState, entry: Entry) -> None:
     model.ready_at = model.last_used = entry.now
     model.last_priority = NORMAL
-    model.wish = None
+    model.load_intent = None
 
 
 def _drain(model: ModelState, entry: Entry) -> None:
@@ -97,7 +97,7 @@ TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.STARTING, Trigger.READY): Transition(_S.READY, _serve),
     (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _stop),
-    (_S.STARTING, Trigger.GONE): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff
+    (_S.STARTING, Trigger.RELEASED): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff
     (_S.STARTING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
     (_S.STARTING, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.READY, Trigger.DRAIN): Transition(_S.DRAINING, _drain),
@@ -108,7 +108,7 @@ TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.DRAINING, Trigger.STOP): Transition(_S.STOPPING, _stop),
     (_S.DRAINING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
     (_S.DRAINING, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.STOPPING, Trigger.GONE): Transition(_S.STOPPED, _end),
+    (_S.STOPPING, Trigger.RELEASED): Transition(_S.STOPPED, _end),
     (_S.STOPPING, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.BACKOFF, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _retry),
@@ -136,7 +136,7 @@ def advance(
     """Take the transition at `now`, or raise ImpossibleTransitionError and change nothing."""
     transition = TABLE.get((model.state, trigger))
     if transition is None:
-        told = f"{model.id}: {trigger} in {model.state} ({reason}); story:\n{model.life.story()}"
-        raise ImpossibleTransitionError(told)
+        message = f"{model.id}: {trigger} in {model.state} ({reason}); story:\n{model.life.story()}"
+        raise ImpossibleTransitionError(message)
     transition.enter(model, Entry(now, devices, drain, retry_at))
     model.life.enter(transition.to, trigger, now, reason)

@@ -26,7 +26,7 @@ MOST_KEPT: Final = 1024
 PLACE_S: Final = 1.0
 """When to try again where too many requests are open: nobody knows when one ends."""
 
-TOLD_EVERY_S: Final = 60.0
+REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """How often a refusal is a decision for `llmux why`, for each account."""
 
 _ROUNDING: Final = 1e-6  # of one unit: sums of fractions
@@ -96,7 +96,7 @@ class Standing:
     def is_reached(self) -> bool:
         return self.remaining < 1
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Which limit it is: "100 requests per minute"."""
         what = "tokens" if self.counted is Counted.TOKENS else "requests"
         counted = f"{self.limit} {what[:-1] if self.limit == 1 else what}"
@@ -114,7 +114,7 @@ class _Usage:
     requests: float = 0.0
     tokens: float = 0.0
     open: int = 0  # requests that are queued or running
-    told_at: float = -math.inf
+    logged_at: float = -math.inf
 
     def settle(self, now: float) -> None:
         """Let its buckets fill until `now`."""
@@ -197,12 +197,12 @@ class Accounts:
         for usage in self._close(ticket, now):
             usage.requests = max(0.0, usage.requests - 1)
 
-    def may_tell(self, name: str, now: float) -> bool:
+    def may_log(self, name: str, now: float) -> bool:
         """Is a refusal of this account worth a decision? Not each, or a client in a loop would crowd out all others."""
         usage = self._usages.get(name)
-        if usage is None or now < usage.told_at + TOLD_EVERY_S:
+        if usage is None or now < usage.logged_at + REFUSAL_LOG_INTERVAL_S:
             return False
-        usage.told_at = now
+        usage.logged_at = now
         return True
 
     def _close(self, ticket: TicketId, now: float) -> list[_Usage]:

@@ -22,7 +22,7 @@ def devices_listed(devices: Iterable[DeviceSpec | DeviceView]) -> str:
 
 def residents_listed(residents: Iterable[Resident]) -> str:
     """Each resident with its type, what it holds, and its condition."""
-    return ", ".join(f"{r.model} ({r.type}, {held_in_mib(r)}, {_condition(r)})" for r in residents)
+    return ", ".join(f"{r.model} ({r.type}, {reserved_text(r)}, {_condition(r)})" for r in residents)
 
 
 def _condition(resident: Resident) -> str:
@@ -39,7 +39,7 @@ def _condition(resident: Resident) -> str:
             return "reserved for a waiting request"
         case EvictionBlock.MIN_RESIDENCY:
             return "just loaded"
-        case EvictionBlock.HELD:
+        case EvictionBlock.PROTECTED:
             return "held for its next request"
         case EvictionBlock.LAST_USED:
             return f"last used by a more urgent request, {seconds(resident.idle_s)} ago"
@@ -59,9 +59,9 @@ def requests_counted(count: int) -> str:
     return f"{count} {'request' if count == 1 else 'requests'}"
 
 
-def held_in_mib(resident: Resident) -> str:
+def reserved_text(resident: Resident) -> str:
     """The memory that the resident holds on each device: "12000 + 8000 MiB"."""
-    return f"{' + '.join(map(str, resident.held_mib))} MiB"
+    return f"{' + '.join(map(str, resident.reserved_mib))} MiB"
 
 
 def seconds(count: float) -> str:

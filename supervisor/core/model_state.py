@@ -93,7 +93,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LoadIntent:
     """Reasons to load the model besides queued requests. At least one of the fields is set."""
 
     asked_at: float | None = None  # set iff an operator asked for it: since then
@@ -131,7 +131,7 @@ class ModelState:
     in_flight: dict[TicketId, Demand] = field(default_factory=dict)  # not empty while DRAINING; empty without a worker
     drain: Drain | None = None  # set iff DRAINING
     claimed_by: ModelId | None = None  # set iff that model waits for this one's memory; the first claim counts
-    wish: Wish | None = None  # set iff not only requests want it; never while READY
+    load_intent: LoadIntent | None = None  # set iff not only requests want it; never while READY
     change: Change | None = None  # set iff a reload waits for the end of its worker, or of the last of its leases
     mistake: Crash | None = (
         None  # set iff it has failed once its worker is gone; only while STOPPING, or DRAINING for that
@@ -142,7 +142,7 @@ class ModelState:
     keep_alive_at: float | None = None  # set iff a timer will see whether it has been idle for too long; only READY
     kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
     returns_at: float | None = None  # set iff it is a default model: when a timer sees whether it is to come back
-    dismissed: bool = False  # set iff an operator unloaded it and no later start has begun
+    unloaded_by_operator: bool = False  # set iff an operator unloaded it and no later start has begun
     overtakes: int = 0  # later requests that it was given while another model waits for its memory
     last_used: float = 0.0
     last_priority: int = NORMAL  # the class of the request that used it last, or that of an operator who loaded it
@@ -151,7 +151,7 @@ class ModelState:
     load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
     looked_at: float = float("-inf")  # the last time that `SchedulerState.wake_by` has set
-    wished_at: float = float("-inf")  # when it was last wanted as a further replica
+    last_wanted_at: float = float("-inf")  # when it was last wanted as a further replica
     prefixes: OrderedDict[int, ModelId] = field(
         default_factory=OrderedDict
     )  # of conversations, the last one last: its replica
@@ -166,7 +166,7 @@ class ModelState:
         return self.spec.id
 
     @property
-    def line(self) -> ModelId:
+    def queue_key(self) -> ModelId:
         """The model under whose name its requests wait: itself, or the model of which it is a replica."""
         return self.spec.replica_of or self.spec.id
 
@@ -214,11 +214,11 @@ class ModelState:
 
     @property
     def asked_at(self) -> float | None:
-        return None if self.wish is None else self.wish.asked_at
+        return None if self.load_intent is None else self.load_intent.asked_at
 
     @property
     def restore(self) -> bool:
-        return self.wish is not None and self.wish.restore
+        return self.load_intent is not None and self.load_intent.restore
 
     @property
     def used_by(self) -> int:
@@ -243,17 +243,17 @@ class ModelState:
     def ask(self, now: float) -> float:
         """An operator wants it loaded. Returns since when."""
         since = now if self.asked_at is None else self.asked_at
-        self.wish = replace(self.wish or Wish(), asked_at=since)
+        self.load_intent = replace(self.load_intent or LoadIntent(), asked_at=since)
         return since
 
     def give_up(self) -> None:
         """Drop the operator's wish."""
-        rest = replace(self.wish or Wish(), asked_at=None)
-        self.wish = None if rest == Wish() else rest
+        rest = replace(self.load_intent or LoadIntent(), asked_at=None)
+        self.load_intent = None if rest == LoadIntent() else rest
 
-    def want_back(self) -> None:
+    def request_restore(self) -> None:
         """Want the model loaded whenever nothing has to go for it."""
-        self.wish = replace(self.wish or Wish(), restore=True)
+        self.load_intent = replace(self.load_intent or LoadIntent(), restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
         """Change the flags of the model's worker, which must exist."""
@@ -352,8 +352,8 @@ class ModelState:
             yield drain.look_at is None or not drain.is_ordered, "an ordered drain looks at no clients"
             yield drain.is_ordered or self.claimed_by is not None, "drained for nobody"
         yield self.partner is None or not self.in_flight, "a partner has no requests"
-        yield self.wish is None or self.wish != Wish(), "an empty wish"
-        yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
+        yield self.load_intent is None or self.load_intent != LoadIntent(), "an empty wish"
+        yield self.load_intent is None or state is not WorkerState.READY, "wished for although it is ready"
         yield self.keep_alive_at is None or state is WorkerState.READY, "an idle timer only while READY"
         if self.mistake is not None:
             is_ordered = drain is not None and drain.is_ordered

@@ -57,7 +57,7 @@ class SplitPlan:
         """
         unblocked = [view for view in self.views.values() if view.blocked is None]
         for views in [unblocked, list(self.views.values())] if blocked else [unblocked]:
-            room = {view.id: view.free_mib + _held(coming.get(view.id, ()), view.id) for view in views}
+            room = {view.id: view.free_mib + _reserved_mib(coming.get(view.id, ()), view.id) for view in views}
             for resident in first:
                 _add(room, resident)
             if self._make(room, [resident for resident in pool if resident not in first]) and (
@@ -79,17 +79,17 @@ class SplitPlan:
 
     def _make(self, room: Room, pool: Sequence[Resident]) -> bool:
         """Add to the room what residents return, as few as needed. False: all of them wouldn't suffice."""
-        gone: list[Resident] = []
+        victims: list[Resident] = []
         for _, members in groupby(pool, key=lambda resident: resident.priority):
             if self._suffices(room):
                 break
             group = [resident for resident in members if not room.keys().isdisjoint(resident.devices)]
             if group:
-                gone += self._take_all(room, group) or self._take_largest(room, group)
+                victims += self._take_all(room, group) or self._take_largest(room, group)
         if not self._suffices(room):
             return False
         order = {id(resident): number for number, resident in enumerate(pool)}
-        for resident in sorted(gone, key=lambda resident: -order[id(resident)]):
+        for resident in sorted(victims, key=lambda resident: -order[id(resident)]):
             _add(room, resident, -1)
             if not self._suffices(room):
                 _add(room, resident)
@@ -108,7 +108,7 @@ class SplitPlan:
     def _take_largest(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
         """Add what a part of a class returns, those first that add the most, until it suffices. All of it must suffice."""
         by_place: defaultdict[Devices, list[Resident]] = defaultdict(list)
-        for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].held_mib), -one[0])):
+        for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].reserved_mib), -one[0])):
             by_place[resident.devices].append(resident)  # the last one is taken first
         taken: list[Resident] = []
         while not self._suffices(room):
@@ -121,12 +121,12 @@ class SplitPlan:
     def _gain(self, room: Room, resident: Resident) -> tuple[int, int]:
         """What it adds to the sum; and, where that is nothing yet, what it returns."""
         margin = self.spread.margin_mib
-        gain = held = 0
-        for device, mib in zip(resident.devices, resident.held_mib, strict=True):
+        gain = reserved_mib = 0
+        for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
             if device in room:
                 gain += max(0, room[device] + mib - margin) - max(0, room[device] - margin)
-                held += mib
-        return gain, held
+                reserved_mib += mib
+        return gain, reserved_mib
 
     def _suffices(self, room: Room) -> bool:
         return self.spread.fits(room.values())
@@ -166,10 +166,10 @@ def in_proportion(total: int, room: Sequence[int]) -> tuple[int, ...]:
 
 
 def _add(room: Room, resident: Resident, sign: int = 1) -> None:
-    for device, mib in zip(resident.devices, resident.held_mib, strict=True):
+    for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
         if device in room:
             room[device] += sign * mib
 
 
-def _held(residents: Iterable[Resident], device: DeviceId) -> int:
-    return sum(resident.held_on(device) for resident in residents)
+def _reserved_mib(residents: Iterable[Resident], device: DeviceId) -> int:
+    return sum(resident.reserved_on(device) for resident in residents)

@@ -11,15 +11,15 @@ import math
 
 from supervisor.core import default_models, replicas
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
-from supervisor.core.events import Configured, LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
+from supervisor.core.events import Configured, LoadCancelled, LoadRequested, PinRequested, Respecified, UnloadRequested
 from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.model_state import Change, Life, ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, remove, settle_trouble, stop_now, stop_worker
-from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
+from supervisor.core.types import MODEL_PLACEHOLDER, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
-def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
+def load(state: SchedulerState, step: Step, event: LoadRequested) -> None:
     """Want the model loaded whatever the traffic, and forget its earlier failures."""
     model = state.models.get(event.model)
     if model is None or model.removed or state.shutting_down:
@@ -27,15 +27,15 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
     for each in state.replicas(model):
         if not each.spec.trouble:
             _reset(step, each, "reset by an operator")
-        each.dismissed = False
-        each.wished_at = -math.inf
+        each.unloaded_by_operator = False
+        each.last_wanted_at = -math.inf
         state.update_wanted(each)
     if model.spec.trouble and model.state is WorkerState.FAILED:
         return
     if model.drain is not None and model.drain.is_ordered and model.change is None:
         resume(state, step, model, "an operator asked for it again")
     elif model.state is not WorkerState.READY and state.is_served_elsewhere(model):
-        model.want_back()
+        model.request_restore()
     elif model.state is not WorkerState.READY:
         since = model.ask(step.now)
         state.wake(state.admission.gives_up_at(since), model.id)
@@ -48,7 +48,7 @@ def _reset(step: Step, model: ModelState, reason: str) -> None:
         advance(model, Trigger.RESET, step.now, reason)
 
 
-def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
+def unload(state: SchedulerState, step: Step, event: UnloadRequested) -> None:
     """Unload the model. Only a new request or a new load brings it back."""
     model = state.models.get(event.model)
     if model is None:
@@ -60,9 +60,9 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
 
 
 def _unload(state: SchedulerState, step: Step, model: ModelState, reason: str, *, force: bool) -> None:
-    model.wish = None
-    model.dismissed = True
-    message = f"{ASKED} was {reason}."
+    model.load_intent = None
+    model.unloaded_by_operator = True
+    message = f"{MODEL_PLACEHOLDER} was {reason}."
     reason = "llmux is shutting down" if state.shutting_down else reason
     if force or not any(each.state in SERVES for each in state.replicas(model)):
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
@@ -77,23 +77,23 @@ def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None
     model = state.models.get(event.model)
     if model is None or model.partner is not None or model.state in {*SERVES, WorkerState.FAILED}:
         return
-    if model.state is not WorkerState.STARTING and model.wish is None and not state.waiting_for(model):
+    if model.state is not WorkerState.STARTING and model.load_intent is None and not state.waiting_for(model):
         return
     reason = "cancelled by an operator"
-    model.wish = None
-    model.dismissed = True
+    model.load_intent = None
+    model.unloaded_by_operator = True
     step.decide("cancel", model.id, f"load {reason}")
     if model.state is WorkerState.STARTING:
         stop_now(state, step, model, StopCause.OPERATOR, f"its load was {reason}", force=True)
     else:
         _reset(step, model, f"its load was {reason}")
     if not state.is_served_elsewhere(model):
-        message = f"The load of {ASKED} was {reason}."
-        reject_all(state, step, state.models[model.line], RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
+        message = f"The load of {MODEL_PLACEHOLDER} was {reason}."
+        reject_all(state, step, state.models[model.queue_key], RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     state.update_wanted(model)
 
 
-def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
+def pin(state: SchedulerState, step: Step, event: PinRequested) -> None:
     """Pin a model, which is then never evicted, or unpin it."""
     model = state.models.get(event.model)
     if model is None:
@@ -160,13 +160,13 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
         )
         state.models[spec.id] = model
         if spec.preload or spec.is_elsewhere:
-            model.want_back()
+            model.request_restore()
         settle_trouble(state, step, model)
     elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):
         model.change = Change(spec)
         is_going = model.state is WorkerState.STOPPING or (model.drain is not None and model.drain.is_ordered)
         if not is_going:  # else its reason stays the first one
-            model.want_back()
+            model.request_restore()
             stop_worker(state, step, model, StopCause.CONFIGURATION, why)
     else:
         _respecify(state, step, model, spec, why)
@@ -184,9 +184,9 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
     if (model.spec.definition, model.spec.trouble) != (spec.definition, spec.trouble):
         _reset(step, model, why)
         if spec.remote:
-            model.want_back()
+            model.request_restore()
     if spec.preload and not model.spec.preload and not model.has_worker:
-        model.want_back()
+        model.request_restore()
     model.specify(spec)
     model.change = None
     settle_trouble(state, step, model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.events import LeaseAsked, LeaseEnded, LeaseLost, LeaseRenewed, LeaseRestored
+from supervisor.core.events import LeaseEnded, LeaseLost, LeaseRenewed, LeaseRequested, LeaseRestored
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import seconds
 from supervisor.core.model_state import Life, ModelState
@@ -20,7 +20,7 @@ from supervisor.core.termination import remove, stop_worker
 from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState, on_each
 
 
-def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
+def request_lease(state: SchedulerState, step: Step, event: LeaseRequested) -> None:
     """Want a lease as an operator wants a load. Its id must be new."""
     if state.shutting_down:
         return
@@ -35,7 +35,7 @@ def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
     advance(model, Trigger.START, step.now, "restored", devices=event.devices)
     mib = on_each(event.mib, event.devices)
     state.ledger.adopt(model.holder, event.devices, mib, step.now, is_partner=True)
-    _held(state, step, model, "restored")
+    _begin_lease(state, step, model, "restored")
 
 
 def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner) -> ModelState:
@@ -74,10 +74,10 @@ def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
 def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Grant the lease: its memory is free, and is the partner's from now on."""
     state.ledger.settle(model.holder, step.now)
-    _held(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
+    _begin_lease(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
 
 
-def _held(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
+def _begin_lease(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
     advance(model, Trigger.READY, step.now, reason)
     state.update_wanted(model)
     step.decide("lease_granted", model.id, f"{_amount(state, model)}: {reason}")
@@ -135,7 +135,7 @@ def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
         return
     stop_worker(state, step, model, StopCause.LEASE, event.reason, force=True)
     if not model.removed:
-        model.want_back()
+        model.request_restore()
 
 
 def look(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -38,11 +38,11 @@ from supervisor.core.plans import (
     Wait,
 )
 from supervisor.core.shortlist import near, room
-from supervisor.core.snapshots import by_leases, outline, roomiest, snapshot
+from supervisor.core.snapshots import by_leases, device_summary, roomiest, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import (
-    ASKED,
+    MODEL_PLACEHOLDER,
     REMOTE,
     SERVES,
     DeviceId,
@@ -147,9 +147,9 @@ class _Round:
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
-        there = outline(self.state, self.step.now, device)
+        there = device_summary(self.state, self.step.now, device)
         is_full = len(placed) >= PLACES
-        most_mib = there.free_mib + there.coming_mib + there.reach_mib[-1]
+        most_mib = there.free_mib + there.coming_mib + there.evictable_mib[-1]
         if there.outage is not None or (is_full and most_mib <= 0):
             return
         for key in self.wanted.after(after):
@@ -165,17 +165,17 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        is_unasked = not self.state.is_asked(model)
-        if place is None and not is_full and not is_unasked:
+        is_background = not self.state.is_requested(model)
+        if place is None and not is_full and not is_background:
             return True
         now_mib, later_mib, _ = room(self.state, key, device, there)
         if need_mib <= now_mib:
             return there.is_open or place is None
-        if is_unasked or (place is not None and self._are_leaving(place.claims)):
+        if is_background or (place is not None and self._are_stopping(place.claims)):
             return False
-        return need_mib <= later_mib + there.reach_mib[-1]
+        return need_mib <= later_mib + there.evictable_mib[-1]
 
-    def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
+    def _are_stopping(self, claims: tuple[ModelId, ...]) -> bool:
         """Are all the models stopping for which a waiter waits?"""
         return bool(claims) and all(
             (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
@@ -213,10 +213,10 @@ class _Round:
             if isinstance(answer, Refuse):
                 demand = replace(demand, options=tuple(options.values()), spread=spread)
                 answer, seen = self._ask(demand, key)
-        if isinstance(answer, Evict) and before is not None and self._are_leaving(before.claims):
+        if isinstance(answer, Evict) and before is not None and self._are_stopping(before.claims):
             its_own = options.get(before.devices) or Option(before.devices, before.need_mib)
             there, seen_there = self._ask(replace(demand, options=(its_own,), spread=None), key)
-            if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
+            if isinstance(there, Wait) and self._are_stopping(there.waits_for):  # nobody else needs to go
                 answer, seen = there, seen_there
         answer = self._reconsidered(demand, seen, answer)
         if model.partner is not None:
@@ -250,7 +250,7 @@ class _Round:
         spread = () if demand.spread is None else (demand.spread.devices,)
         for devices in (*(option.devices for option in demand.options), *spread):
             for device in devices:
-                moving = ledger.in_motion(device, now)
+                moving = ledger.model_in_transition(device, now)
                 if moving is not None:
                     self.state.wake(ledger.rests_at(device, now), demand.model)
                     reason = f"{answer.reason}; waiting to see what {moving} takes or gives back"
@@ -262,7 +262,7 @@ class _Round:
     ) -> None:
         state, step = self.state, self.step
         is_settled = isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)
-        if not state.is_asked(model) and not is_settled:
+        if not state.is_requested(model) and not is_settled:
             self._postpone(model, answer, options)
             return
         _note(step, model, answer)
@@ -283,7 +283,7 @@ class _Round:
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
-                message = f"{ASKED} can't be loaded: {replicas.unnamed(state, model, reason)}"
+                message = f"{MODEL_PLACEHOLDER} can't be loaded: {replicas.with_placeholder(state, model, reason)}"
                 message += f". To mend it: {model.spec.remedy}" if fits_nowhere else ""
                 lasts = fits_nowhere or outage is not None
                 reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
@@ -295,7 +295,7 @@ class _Round:
         in_use = any(self.state.models[victim].state in SERVES for victim in waits_for)
         comes_back = isinstance(answer, Refuse) and answer.outage is not None
         if in_use or not (isinstance(answer, Wait) or comes_back):
-            model.wish = None
+            model.load_intent = None
             self.step.decide("leave", model.id, f"not loaded unasked: {answer.reason}")
             self.state.update_wanted(model)
         else:

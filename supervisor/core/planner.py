@@ -42,7 +42,7 @@ from itertools import groupby
 from supervisor.core.demand import LEAST_URGENT, NORMAL
 from supervisor.core.device_set_fit import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.device_sets import Spread
-from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
+from supervisor.core.messages import listed, outages_listed, reserved_text, residents_listed
 from supervisor.core.multi_device import SplitPlan
 from supervisor.core.plans import (
     PASSING,
@@ -60,7 +60,7 @@ from supervisor.core.plans import (
 )
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
 
-STAYING = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
+NEVER_EVICTED = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
 """Never victims: one stays, the other goes already."""
 
 
@@ -174,7 +174,7 @@ class _Case:
             if not devices.isdisjoint(resident.devices) or (excess and resident.type == demand.type)
         ]
         self.users = self.admission.users(
-            {each.model: (each.used_by, each.idle_s) for each in concerned if each.block not in STAYING}
+            {each.model: (each.used_by, each.idle_s) for each in concerned if each.block not in NEVER_EVICTED}
         )
         self.residents = sorted(concerned, key=self._order)
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
@@ -228,7 +228,7 @@ class _Case:
         return [
             resident
             for resident in self.residents
-            if resident.block not in STAYING
+            if resident.block not in NEVER_EVICTED
             and (blocked or not self._is_blocked(resident))
             and not (spare_higher and resident.priority > self.demand.priority)
         ]
@@ -237,25 +237,27 @@ class _Case:
         self, device_set: DeviceSet, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]
     ) -> Fit | None:
         short = device_set.short()
-        gone = list(typed)
+        evicted = list(typed)
         for device, mib in short.items():
-            going = {resident.model for resident in gone}
-            candidates = [r for r in here.get(device, ()) if r.model not in going and r.held_on(device) > 0]
+            going = {resident.model for resident in evicted}
+            candidates = [r for r in here.get(device, ()) if r.model not in going and r.reserved_on(device) > 0]
             space = self._space(
-                candidates, device, mib - _held(gone, device) - _held(self.coming.get(device, ()), device)
+                candidates,
+                device,
+                mib - _reserved_mib(evicted, device) - _reserved_mib(self.coming.get(device, ()), device),
             )
             if space is None:
                 return None
-            gone += space
+            evicted += space
         if len(short) > 1:
-            gone = self._without_superfluous(short, gone, typed)
+            evicted = self._without_superfluous(short, evicted, typed)
         coming = {
             resident.model: resident
             for device, mib in short.items()
-            if mib > _held(gone, device)
+            if mib > _reserved_mib(evicted, device)
             for resident in self.coming.get(device, ())
         }
-        victims = tuple(sorted(gone, key=self._order))
+        victims = tuple(sorted(evicted, key=self._order))
         standing = max(map(self._standing, victims), default=(-math.inf, 0))
         return Fit(device_set, victims, tuple(coming.values()), standing, math.fsum(map(self._value, victims)))
 
@@ -268,27 +270,27 @@ class _Case:
             some: list[Resident] = []
             for _, alike in groupby(members, key=self._standing):
                 some += alike
-                if _held(some, device) >= short_mib:
+                if _reserved_mib(some, device) >= short_mib:
                     return space + _smallest(some, device, short_mib)
             space += some
-            short_mib -= _held(some, device)
+            short_mib -= _reserved_mib(some, device)
         return None
 
     def _without_superfluous(
-        self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
+        self, short: Mapping[DeviceId, int], evicted: list[Resident], typed: tuple[Resident, ...]
     ) -> list[Resident]:
         """Without the victims that can stay after all; the last in eviction order is spared first."""
         spare = {
-            device: _held(gone, device) + _held(self.coming.get(device, ()), device) - mib
+            device: _reserved_mib(evicted, device) + _reserved_mib(self.coming.get(device, ()), device) - mib
             for device, mib in short.items()
         }
-        staying: set[ModelId] = set()
-        for resident in sorted(gone, key=self._order, reverse=True):
-            if resident not in typed and all(resident.held_on(device) <= mib for device, mib in spare.items()):
-                staying.add(resident.model)
+        spared: set[ModelId] = set()
+        for resident in sorted(evicted, key=self._order, reverse=True):
+            if resident not in typed and all(resident.reserved_on(device) <= mib for device, mib in spare.items()):
+                spared.add(resident.model)
                 for device in spare:
-                    spare[device] -= resident.held_on(device)
-        return [resident for resident in gone if resident.model not in staying]
+                    spare[device] -= resident.reserved_on(device)
+        return [resident for resident in evicted if resident.model not in spared]
 
     def _is_blocked(self, resident: Resident) -> bool:
         if resident.block in PASSING:
@@ -335,27 +337,27 @@ class _Case:
         pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
-        scarce = {device for device, mib in device_set.short().items() if mib > _held(going, device)}
-        staying = [
+        scarce = {device for device, mib in device_set.short().items() if mib > _reserved_mib(going, device)}
+        remaining = [
             r
             for r in self.residents
             if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
         ways = [self._limit()] if limited else []
         ways += [
-            f"{'' if r.type == PARTNER else 'pinned '}{r.model} holds {held_in_mib(r)}"
-            for r in staying
+            f"{'' if r.type == PARTNER else 'pinned '}{r.model} holds {reserved_text(r)}"
+            for r in remaining
             if r.block is EvictionBlock.PINNED
         ]
         protected = [
-            f"{r.model} ({r.type}, priority {r.priority}, {held_in_mib(r)})"
-            for r in staying
+            f"{r.model} ({r.type}, priority {r.priority}, {reserved_text(r)})"
+            for r in remaining
             if r.block is not EvictionBlock.PINNED
         ]
         if protected:
             ways.append(f"the strict policy protects {' and '.join(protected)}")
         for view in device_set.views:
-            outside = view.usable_mib - view.free_mib - _held(self.residents, view.id)
+            outside = view.usable_mib - view.free_mib - _reserved_mib(self.residents, view.id)
             if view.id in scarce and outside > 0:
                 where = f" on {view.label}" if len(device_set.views) > 1 else ""
                 ways.append(f"{outside} MiB are used outside or promised to others{where}")
@@ -377,18 +379,18 @@ def _smallest(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> 
     All members together must hold enough. Exact: a member is taken whenever the largest of those behind it can make up
     the rest, and precisely then some smallest set contains it and all taken before. O(members x set size).
     """
-    later = sorted(resident.held_on(device) for resident in ordered)
+    later = sorted(resident.reserved_on(device) for resident in ordered)
     count = 1
     while sum(later[-count:]) < short_mib:
         count += 1
     taken: list[Resident] = []
     for resident in ordered:
-        held_mib = resident.held_on(device)
-        del later[bisect_left(later, held_mib)]
+        reserved_mib = resident.reserved_on(device)
+        del later[bisect_left(later, reserved_mib)]
         rest = count - len(taken) - 1
-        if held_mib + sum(later[len(later) - rest :]) >= short_mib:
+        if reserved_mib + sum(later[len(later) - rest :]) >= short_mib:
             taken.append(resident)
-            short_mib -= held_mib
+            short_mib -= reserved_mib
             if rest == 0:
                 break
     return taken
@@ -402,8 +404,8 @@ def _by_device(residents: Iterable[Resident]) -> dict[DeviceId, list[Resident]]:
     return devices
 
 
-def _held(residents: Iterable[Resident], device: DeviceId) -> int:
-    return sum(resident.held_on(device) for resident in residents)
+def _reserved_mib(residents: Iterable[Resident], device: DeviceId) -> int:
+    return sum(resident.reserved_on(device) for resident in residents)
 
 
 def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:

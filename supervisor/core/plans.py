@@ -24,11 +24,11 @@ class EvictionBlock(StrEnum):
     STOPPING = "stopping"  # its memory is already on the way back
     RESERVED = "reserved"  # an earlier plan loads it for a request that still waits
     MIN_RESIDENCY = "young"  # within its minimum residency and in demand
-    HELD = "held"  # used within its hold_s
+    PROTECTED = "held"  # used within its hold_s
     LAST_USED = "used"  # a moment ago, by a more urgent request than those it would go for
 
 
-PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.HELD, EvictionBlock.LAST_USED})
+PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.PROTECTED, EvictionBlock.LAST_USED})
 """These blocks don't protect a resident against a model of higher priority."""
 
 
@@ -40,16 +40,18 @@ class Resident:
     type: str
     priority: int
     devices: Devices
-    held_mib: tuple[int, ...]  # device by device, max(lease, measured): what evicting it is expected to return there
+    reserved_mib: tuple[
+        int, ...
+    ]  # device by device, max(lease, measured): what evicting it is expected to return there
     block: EvictionBlock = EvictionBlock.NONE
     idle_s: float = 0.0
     reload_s: float = 1.0  # what loading it again is expected to cost
     in_flight: int = 0
     used_by: int = NORMAL  # the class that uses it, or used it last
 
-    def held_on(self, device: DeviceId) -> int:
+    def reserved_on(self, device: DeviceId) -> int:
         """The MiB that it holds on the device; 0 where it is not."""
-        return self.held_mib[self.devices.index(device)] if device in self.devices else 0
+        return self.reserved_mib[self.devices.index(device)] if device in self.devices else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Idle(NamedTuple):
     standing: Standing  # as well as its value: at the time of the outline
     value: float
     model: ModelId
-    held_mib: int
+    reserved_mib: int
     reload_s: float
     last_used: float
     until: float
@@ -99,11 +101,13 @@ class DeviceSummary:
     free_mib: int
     coming_mib: int  # on its way back
     idle: tuple[Idle, ...]  # in eviction order
-    reach_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
+    evictable_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None
     across: tuple[ModelId, ...] = ()  # who has something on other devices, too
-    behind: list[tuple[object, Room]] = field(default_factory=list, compare=False)  # places and claims; what they leave
+    promised_before: list[tuple[object, Room]] = field(
+        default_factory=list, compare=False
+    )  # places and claims; what they leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ Group = tuple[int, str]
 
 
 @dataclass(slots=True)
-class _Line:
+class _ModelQueue:
     """One model's queue."""
 
     classes: dict[int, OrderedDict[TicketId, Waiting]] = field(
@@ -113,7 +113,7 @@ class AdmissionQueue:
     def __init__(self, admission: AdmissionPolicy | None = None) -> None:
         self._admission = admission or AdmissionPolicy()
         self._arrivals: OrderedDict[TicketId, Waiting] = OrderedDict()
-        self._lines: dict[ModelId, _Line] = {}
+        self._queues: dict[ModelId, _ModelQueue] = {}
         self._budgets: list[tuple[float, int, TicketId]] = []  # a heap of those with a budget, and some that left
         self._seq = 0
         self.recent = RecentWaits()
@@ -121,9 +121,9 @@ class AdmissionQueue:
     def follow(self, admission: AdmissionPolicy) -> None:
         """Put all waiting requests into the order of this policy."""
         self._admission = admission
-        self._lines = {}
+        self._queues = {}
         for waiting in self._arrivals.values():
-            self._lines.setdefault(waiting.model, _Line()).add(waiting, admission.rank_request(waiting))
+            self._queues.setdefault(waiting.model, _ModelQueue()).add(waiting, admission.rank_request(waiting))
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -145,7 +145,7 @@ class AdmissionQueue:
         self._seq += 1
         waiting = Waiting(ticket, model_id, demand, now, self._seq, self._admission.shares.ahead_s(demand))
         self._arrivals[ticket] = waiting
-        self._lines.setdefault(model_id, _Line()).add(waiting, self._admission.rank_request(waiting))
+        self._queues.setdefault(model_id, _ModelQueue()).add(waiting, self._admission.rank_request(waiting))
         self._admission.shares.arrived(demand)
         if demand.budget_s is not None:
             heapq.heappush(self._budgets, (waiting.until, waiting.seq, ticket))
@@ -160,7 +160,7 @@ class AdmissionQueue:
 
     def peek(self, model_id: ModelId) -> Waiting | None:
         """The model's next request, left where it is."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         if line is None:
             return None
         if line.head is None or line.version != self._admission.shares.version:
@@ -178,27 +178,27 @@ class AdmissionQueue:
 
     def _take(self, waiting: Waiting) -> None:
         del self._arrivals[waiting.ticket]
-        line = self._lines[waiting.model]
+        line = self._queues[waiting.model]
         line.remove(waiting)
         if not line.counts:
-            del self._lines[waiting.model]
+            del self._queues[waiting.model]
         if waiting.demand.budget_s is not None:
             self._compact_budgets()
 
     def clear(self, model_id: ModelId) -> list[Waiting]:
         """Take out all requests that wait for the model, in order of arrival."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         tickets = [] if line is None else line.tickets()
         return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
 
     def count(self, model_id: ModelId) -> int:
         """How many requests wait for the model."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         return 0 if line is None else len(line)
 
     def ahead(self, model_id: ModelId, demand: Demand) -> int:
         """How many requests wait for the model whose class is no lower than that of `demand`."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         if line is None:
             return 0
         return sum(len(arrivals) for priority, arrivals in line.classes.items() if priority <= demand.priority)
@@ -211,7 +211,7 @@ class AdmissionQueue:
 
     def models(self) -> KeysView[ModelId]:
         """The models for which requests wait."""
-        return self._lines.keys()
+        return self._queues.keys()
 
     def oldest(self, model_id: ModelId) -> float | None:
         """When the request arrived that has waited longest for the model, whatever its rank; None when none waits."""
@@ -219,12 +219,12 @@ class AdmissionQueue:
 
     def oldest_of_classes(self, model_id: ModelId) -> list[Waiting]:
         """The requests that wait for the model: of each class the one that arrived first."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         return [] if line is None else [next(iter(arrivals.values())) for arrivals in line.classes.values()]
 
     def most_urgent(self, model_id: ModelId) -> int:
         """The highest class in which a request waits for the model, as a number; NORMAL when none does."""
-        line = self._lines.get(model_id)
+        line = self._queues.get(model_id)
         return NORMAL if line is None else min(line.classes)
 
     def deadline(self) -> float:
@@ -233,12 +233,12 @@ class AdmissionQueue:
 
     def expired(self, now: float) -> list[Waiting]:
         """Take out the requests that have waited too long, oldest first; then those whose budget is over."""
-        gone: list[Waiting] = []
+        overdue: list[Waiting] = []
         while self._patience() <= now:
-            gone.append(self._taken(next(iter(self._arrivals))))
+            overdue.append(self._taken(next(iter(self._arrivals))))
         while self._next_budget() <= now:
-            gone.append(self._taken(self._budgets[0][2]))
-        return gone
+            overdue.append(self._taken(self._budgets[0][2]))
+        return overdue
 
     def _taken(self, ticket: TicketId) -> Waiting:
         waiting = self.remove(ticket)
@@ -269,9 +269,9 @@ class AdmissionQueue:
 
     def check(self) -> None:
         """Assert the laws: both views hold the same tickets, orders agree, heaps are bounded."""
-        in_lines = {ticket for line in self._lines.values() for ticket in line.tickets()}
+        in_lines = {ticket for line in self._queues.values() for ticket in line.tickets()}
         assert in_lines == set(self._arrivals)
-        for line in self._lines.values():
+        for line in self._queues.values():
             groups = Counter(map(_group, self._of(line)))
             assert groups == line.counts
             assert groups.keys() == line.groups.keys()
@@ -286,7 +286,7 @@ class AdmissionQueue:
         assert len(self._budgets) <= 2 * len(self._arrivals) + 8
         assert self._next_budget() == min((waiting.until for waiting in self._arrivals.values()), default=math.inf)
 
-    def _of(self, line: _Line) -> list[Waiting]:
+    def _of(self, line: _ModelQueue) -> list[Waiting]:
         return [self._arrivals[ticket] for ticket in line.tickets()]
 
 

@@ -28,7 +28,7 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.plans import LoadDemand
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import refusal
-from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, WorkerState, base_of
+from supervisor.core.types import MODEL_PLACEHOLDER, Limits, ModelId, ModelSpec, WorkerState, base_of
 
 RETRY_S = 30.0
 """After so many seconds a further replica that found no place is tried again."""
@@ -44,19 +44,19 @@ def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec
 def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
     """The specifications of all replicas of the model but the first."""
     for number in range(2, spec.replica_max + 1):
-        stays = number <= spec.replicas
+        is_lasting = number <= spec.replicas
         keep_alive_s = spec.keep_alive_s
-        if not stays:
+        if not is_lasting:
             keep_alive_s = min(limits.replica_idle_s, math.inf if keep_alive_s is None else keep_alive_s)
         yield replace(
             spec,
             id=ModelId(f"{spec.id}#{number}"),
             replica_of=spec.id,
-            pin=spec.pin and stays,
-            preload=spec.preload and stays,
+            pin=spec.pin and is_lasting,
+            preload=spec.preload and is_lasting,
             keep_alive_s=keep_alive_s,
-            own_keep_alive_s=spec.own_keep_alive_s if stays else 0.0,
-            extra=not stays,
+            own_keep_alive_s=spec.own_keep_alive_s if is_lasting else 0.0,
+            extra=not is_lasting,
             replica_max=1,
         )
 
@@ -91,7 +91,7 @@ def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Itera
     First without the devices that another replica of the model uses. And nothing is evicted for a further replica, which can only
     use free memory: so it may go over several devices even where one alone might have room later.
     """
-    if model.line not in state.groups:
+    if model.queue_key not in state.groups:
         return
     taken = {device for each in state.replicas(model) if each is not model for device in each.devices}
     spread = demand.spread
@@ -102,16 +102,16 @@ def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Itera
             yield replace(demand, options=options, spread=None)
         if spread is not None and len(left) > 1:
             yield replace(demand, options=(), spread=replace(spread, devices=left))
-    if spread is not None and not state.is_asked(model):
+    if spread is not None and not state.is_requested(model):
         yield replace(demand, spread=None)
         yield replace(demand, options=())
 
 
-def unnamed(state: SchedulerState, model: ModelState, reason: str) -> str:
+def with_placeholder(state: SchedulerState, model: ModelState, reason: str) -> str:
     """`reason` for clients, who may know the model by another name: with ASKED in place of its own."""
-    if model.line not in state.groups:
+    if model.queue_key not in state.groups:
         return reason
-    return re.sub(rf"\b{re.escape(model.line)}\b", ASKED, reason)
+    return re.sub(rf"\b{re.escape(model.queue_key)}\b", MODEL_PLACEHOLDER, reason)
 
 
 def touched(state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None) -> Iterable[ModelId]:
@@ -136,10 +136,10 @@ def touched(state: SchedulerState, event: Event, effects: list[Effect], running:
 def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
     """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `touched`."""
     changed = False
-    for line in touched(state, event, step.effects, running):
-        model = state.models.get(line)
+    for key in touched(state, event, step.effects, running):
+        model = state.models.get(key)
         if model is not None and not state.shutting_down:
-            step.about = line
+            step.about = key
             changed |= _balance(state, step, model)
     step.about = None
     return changed
@@ -148,9 +148,9 @@ def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | 
 def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     loaded = [each for each in replicas if each.serves]
-    leader = state.leader(model)
+    primary = state.primary_replica(model)
     if not loaded and queued:
-        refuse_unserved(state, step, leader)
+        refuse_unserved(state, step, primary)
     for each in replicas:
         if (each.id in state.wanted) != state.is_wanted(each):
             state.update_wanted(each)
@@ -168,7 +168,7 @@ def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> Non
 
 def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
-    coming = sum(each.wish is not None and each.state is WorkerState.STOPPED for each in replicas)
+    coming = sum(each.load_intent is not None and each.state is WorkerState.STOPPED for each in replicas)
     few, why = replicas[: model.spec.replicas], f"{model.spec.replicas} are to be loaded"
     missing = len(few) - loaded - coming
     if missing <= 0 and queued >= max(1, model.spec.target_inflight) and not coming:
@@ -177,10 +177,10 @@ def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int
     for each in few:
         if missing <= 0:
             break
-        is_away = each.state is WorkerState.STOPPED and each.wish is None and not each.dismissed
-        if is_away and step.now >= each.wished_at + RETRY_S:
-            each.wished_at = step.now
-            each.want_back()
+        is_away = each.state is WorkerState.STOPPED and each.load_intent is None and not each.unloaded_by_operator
+        if is_away and step.now >= each.last_wanted_at + RETRY_S:
+            each.last_wanted_at = step.now
+            each.request_restore()
             state.update_wanted(each)
             step.decide(
                 "replica", each.id, f"{loaded} of {model.id} {'is' if loaded == 1 else 'are'} loaded, and {why}"

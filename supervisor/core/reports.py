@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.demand import ANY
+from supervisor.core.demand import DEFAULT_DEMAND
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, WorkerSample, WorkerUnready
@@ -16,7 +16,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, stop_worker
-from supervisor.core.types import ASKED, DeviceId, Generation, RejectCode, StopCause, WorkerState, on_each
+from supervisor.core.types import MODEL_PLACEHOLDER, DeviceId, Generation, RejectCode, StopCause, WorkerState, on_each
 
 REMOTE_RETRY_S = 10.0
 
@@ -50,7 +50,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     model.set_worker(answering=True)
     model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
     model.kept_until, model.last_priority = event.kept_until, event.last_priority
-    demands = event.demands or (ANY,) * len(event.tickets)
+    demands = event.demands or (DEFAULT_DEMAND,) * len(event.tickets)
     for ticket, demand in zip(event.tickets, demands, strict=True):
         model.in_flight[ticket] = demand
         state.admission.shares.arrived(demand)
@@ -109,7 +109,7 @@ def _unreachable(state: SchedulerState, step: Step, model: ModelState, reason: s
     model.set_worker(answering=False)
     model.life.reason = reason
     step.decide("unready", model.id, reason)
-    message = f"{ASKED}: {reason}"
+    message = f"{MODEL_PLACEHOLDER}: {reason}"
     reject_all(state, step, model, RejectCode.REMOTE_UNAVAILABLE, message, retry_after_s=REMOTE_RETRY_S)
 
 

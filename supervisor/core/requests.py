@@ -18,12 +18,12 @@ from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.limits import Standing
 from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import ModelState
-from supervisor.core.replicas import chosen, unnamed
+from supervisor.core.replicas import chosen, with_placeholder
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import drained, refusal, stop_now
-from supervisor.core.types import ASKED, RejectCode, StopCause, TicketId, WorkerState
-from supervisor.core.waiting import awaited
+from supervisor.core.types import MODEL_PLACEHOLDER, RejectCode, StopCause, TicketId, WorkerState
+from supervisor.core.waiting import wait_reason
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
@@ -31,20 +31,20 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     # 1.
     model = state.models.get(event.model)
     if model is None or model.removed:
-        step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model '{ASKED}'."))
+        step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model '{MODEL_PLACEHOLDER}'."))
         return
     if state.shutting_down:
         message = "llmux is shutting down; try again in a moment."
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return
-    leader = state.leader(model)
-    refused = refusal(state, leader, step.now)
-    if refused is not None and not state.is_served_elsewhere(leader):
+    primary = state.primary_replica(model)
+    refused = refusal(state, primary, step.now)
+    if refused is not None and not state.is_served_elsewhere(primary):
         step.emit(Reject(event.ticket, *refused))
         return
     can_answer = model.state is WorkerState.READY and model.answering
     if model.spec.is_elsewhere and model.state is WorkerState.READY and not can_answer:
-        message = f"{ASKED}: {model.life.reason}"
+        message = f"{MODEL_PLACEHOLDER}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return
     if _refused_by_budget(state, step, model, event):
@@ -75,7 +75,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     if accounts:
         state.admission.accounts.admit(event.ticket, accounts, step.now)
     for each in state.replicas(model):
-        each.dismissed = False
+        each.unloaded_by_operator = False
         if each.drain is not None and state.wanted.claimants(each.id):
             state.wanted.settle_again(each.id)
     if model.drain is not None and state.queue.count(model.id) == 1:
@@ -91,13 +91,13 @@ def _refused_by_limit(state: SchedulerState, step: Step, event: RequestArrived) 
     reached = accounts.reached(event.demand.accounts, step.now)
     if reached is None:
         return False
-    step.emit(over(event.ticket, reached))
-    if accounts.may_tell(reached.account, step.now):
+    step.emit(limit_refusal(event.ticket, reached))
+    if accounts.may_log(reached.account, step.now):
         step.decide("limit", event.model, _limit_message(reached))
     return True
 
 
-def over(ticket: TicketId, reached: Standing) -> Reject:
+def limit_refusal(ticket: TicketId, reached: Standing) -> Reject:
     """The rejection of a request whose account has reached this limit."""
     retry_after_s = max(1.0, math.ceil(reached.next_s))
     message = f"{_limit_message(reached)} Try again in {seconds(retry_after_s)}."
@@ -105,7 +105,7 @@ def over(ticket: TicketId, reached: Standing) -> Reject:
 
 
 def _limit_message(reached: Standing) -> str:
-    return f"The limit of {reached.account} is reached: {reached.told()}."
+    return f"The limit of {reached.account} is reached: {reached.description()}."
 
 
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
@@ -128,7 +128,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     model.last_used, model.last_priority = step.now, demand.priority
     if demand.keep_alive_s is not None:
         model.kept_until = max(model.kept_until, step.now + demand.keep_alive_s)
-    if state.queue.count(model.line) > 0:
+    if state.queue.count(model.queue_key) > 0:
         dispatch(state, step, model)
     if model.in_flight:
         return
@@ -148,11 +148,11 @@ def expire(state: SchedulerState, step: Step) -> None:
         model = state.models[waiting.model]
         step.about = model.id
         if waiting.until <= step.now:
-            message = f"The budget was over before {ASKED} could answer. To see why: llmux why {ASKED}"
+            message = f"The budget was over before {MODEL_PLACEHOLDER} could answer. To see why: llmux why {MODEL_PLACEHOLDER}"
             step.emit(Reject(waiting.ticket, RejectCode.BUDGET_EXCEEDED, message))
         else:
-            last = unnamed(state, model, awaited(state, model).what)
-            message = f"Waited {waited:.0f} s for {ASKED}, at last for {last}. To see why: llmux why {ASKED}"
+            last = with_placeholder(state, model, wait_reason(state, model).what)
+            message = f"Waited {waited:.0f} s for {MODEL_PLACEHOLDER}, at last for {last}. To see why: llmux why {MODEL_PLACEHOLDER}"
             step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
         _left(state, step, model)
     step.about = None
@@ -163,7 +163,7 @@ def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.has_worker and state.queue.count(model.id) == 0:
         state.touch(model)
     state.update_wanted(model)
-    is_wanted = model.wish is not None or state.queue.count(model.line) > 0
+    is_wanted = model.load_intent is not None or state.queue.count(model.queue_key) > 0
     if model.state is not WorkerState.STARTING or is_wanted:
         return
     if model.load_s is not None and step.now - model.life.since > model.load_s / 2:
@@ -185,7 +185,7 @@ def _refused_by_budget(state: SchedulerState, step: Step, model: ModelState, eve
     if needed.total_s <= budget_s:
         return False
     message = (
-        f"{ASKED} can't answer within {_exact(budget_s)}: about {_exact(needed.total_s)} are expected ({_parts(needed)}). "
+        f"{MODEL_PLACEHOLDER} can't answer within {_exact(budget_s)}: about {_exact(needed.total_s)} are expected ({_parts(needed)}). "
         "Give the request more time, or ask again when the model is loaded."
     )
     step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))
@@ -217,9 +217,9 @@ def _expected(state: SchedulerState, model: ModelState, demand: Demand, now: flo
 
 def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
     """Seconds until the model is loaded, by the time that its last load took: of the replica that is ready first."""
-    if model.line in state.groups:
+    if model.queue_key in state.groups:
         coming = [each for each in state.replicas(model) if each.serves or each.state is WorkerState.DRAINING]
-        return min((_rest_s(each, now) for each in coming), default=_rest_s(state.leader(model), now))
+        return min((_rest_s(each, now) for each in coming), default=_rest_s(state.primary_replica(model), now))
     return _rest_s(model, now)
 
 

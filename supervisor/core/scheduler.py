@@ -29,25 +29,25 @@ from supervisor.core.events import (
     ClientsRead,
     Configured,
     Event,
-    HandoverAsked,
     HandoverEnded,
-    LeaseAsked,
+    HandoverRequested,
     LeaseEnded,
     LeaseLost,
     LeaseRenewed,
+    LeaseRequested,
     LeaseRestored,
     LeasesSeen,
-    LoadAsked,
     LoadCancelled,
+    LoadRequested,
     MemorySampled,
     Mishandled,
-    PinAsked,
+    PinRequested,
     RequestArrived,
     RequestFinished,
     Respecified,
-    ShutdownAsked,
+    ShutdownRequested,
     Tick,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
     WorkerExited,
     WorkerReady,
@@ -123,29 +123,29 @@ class Scheduler:
                 termination.unkillable(state, step, event)
             case MemorySampled():
                 reports.sampled(state, step, event)
-            case LoadAsked():
+            case LoadRequested():
                 operators.load(state, step, event)
-            case UnloadAsked():
+            case UnloadRequested():
                 operators.unload(state, step, event)
             case LoadCancelled():
                 operators.cancel_load(state, step, event)
-            case PinAsked():
+            case PinRequested():
                 operators.pin(state, step, event)
             case Respecified():
                 operators.respecify(state, step, event)
             case Configured():
                 operators.configure(state, step, event)
-            case ShutdownAsked():
+            case ShutdownRequested():
                 operators.shut_down(state, step)
-            case HandoverAsked():
+            case HandoverRequested():
                 state.handing_over = True
             case HandoverEnded():
                 state.handing_over = False
                 state.wanted.plan_all_again()
             case WorkerAdopted():
                 reports.adopted(state, step, event)
-            case LeaseAsked():
-                partners.asked(state, step, event)
+            case LeaseRequested():
+                partners.request_lease(state, step, event)
             case LeaseRenewed():
                 partners.renewed(state, step, event)
             case LeaseEnded():
@@ -173,7 +173,7 @@ def _about(event: Event) -> ModelId | None:
     match event:
         case RequestArrived(model=model):
             return model
-        case Respecified(spec) | LeaseAsked(spec) | LeaseRestored(spec):
+        case Respecified(spec) | LeaseRequested(spec) | LeaseRestored(spec):
             return spec.id
         case LeaseRenewed(lease) | LeaseEnded(lease):
             return lease

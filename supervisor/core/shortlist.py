@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from supervisor.core.model_state import ModelState
 from supervisor.core.plans import DeviceSummary, Option, Room, Standing
-from supervisor.core.snapshots import outline
+from supervisor.core.snapshots import device_summary
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key, Place
@@ -20,8 +20,8 @@ Cost = tuple[int, Standing, int, float]
 """Less is better. How bad the obstacle is; then, of the models that would have to go: the highest standing, number, value."""
 
 _NONE: Standing = (-math.inf, 0)
-_ANY_COST: Cost = (5, _NONE, 0, 0.0)
-_NOBODY: AbstractSet[ModelId] = frozenset()
+_WORST_COST: Cost = (5, _NONE, 0, 0.0)
+_NO_MODELS: AbstractSet[ModelId] = frozenset()
 
 
 def near(
@@ -40,7 +40,7 @@ def near(
     others: Iterable[Option] = options.values()
     if "" not in offered:
         others = [option for option in others if not offered.isdisjoint(option.devices)]
-    best, most = own, _ANY_COST
+    best, most = own, _WORST_COST
     for option in others:
         if option not in own and (cost := _cost(state, now, model, key, option, most)) < most:
             best, most = [*own, option], cost
@@ -55,26 +55,26 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
     most_known = most_way, most_highest, most_count = most[:3]
     in_the_way, highest, count, value = 0, _NONE, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
-        there = state.ledger.outline(device) or outline(state, now, device)
+        there = state.ledger.summary(device) or device_summary(state, now, device)
         if there.outage is not None:
             return (4, _NONE, 0, 0.0)
-        now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
+        now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
         if there.across or state.wanted.placed_on(device):
             now_mib, later_mib, claimed = room(state, key, device, there)
         if need_mib <= now_mib and there.is_open:
             continue
         short_mib = need_mib - max(now_mib, later_mib)
-        in_the_way = max(in_the_way, 3 if short_mib > there.reach_mib[-1] else 1 if there.is_open else 2)
+        in_the_way = max(in_the_way, 3 if short_mib > there.evictable_mib[-1] else 1 if there.is_open else 2)
         if in_the_way > most_way:
             return (in_the_way, _NONE, 0, 0.0)
         if in_the_way == 3:
             continue
         idle, enough = there.idle, most_count - count
-        if in_the_way == most_way and 0 <= enough < len(idle) and there.reach_mib[enough] < short_mib:
+        if in_the_way == most_way and 0 <= enough < len(idle) and there.evictable_mib[enough] < short_mib:
             highest = max(highest, idle[enough].standing)  # it goes as well: as many as the best needs would not do
             if highest >= most_highest:
                 return (in_the_way, highest, most_count + 1, 0.0)
-        for standing, _, model_id, held_mib, reload_s, last_used, until, kept_until, used_by in idle:
+        for standing, _, model_id, reserved_mib, reload_s, last_used, until, kept_until, used_by in idle:
             if short_mib <= 0:
                 break
             priority = standing[0]
@@ -83,7 +83,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
                 as_urgent_at = admission.as_urgent_at(model, state.queue, used_by)
                 may_go = as_urgent_at is None or now >= as_urgent_at
             if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
-                short_mib -= held_mib
+                short_mib -= reserved_mib
                 count += 1
                 if (in_the_way, standing, count) > most_known:
                     return (in_the_way, standing, count, value)
@@ -101,23 +101,25 @@ def room(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary
         model_id for model_id in there.across if (keys := state.wanted.claimants(model_id)) and keys[0] < key
     }
     if not claimed and (not placed or placed[0] >= key):
-        return there.free_mib, there.free_mib + there.coming_mib, _NOBODY
+        return there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
     places = [state.wanted.place(other[1]) for other in placed if other < key]
     before = places, frozenset(claimed)
-    if there.behind and there.behind[0][0] == before:  # mostly of all who wait there, and nothing has changed since
-        return there.behind[0][1]
-    promised = leaving = stopping = 0
+    if (
+        there.promised_before and there.promised_before[0][0] == before
+    ):  # mostly of all who wait there, and nothing has changed since
+        return there.promised_before[0][1]
+    promised = evicted_mib = stopping = 0
     for place in places:
         assert place is not None
         promised += place.promised_on(device)
         claimed.update(place.claims)
     for model_id in claimed:
         model = state.models.get(model_id)
-        held_mib = 0 if model is None else state.ledger.held_mib(model_id, device)
-        leaving += held_mib
+        reserved_mib = 0 if model is None else state.ledger.reserved_mib(model_id, device)
+        evicted_mib += reserved_mib
         if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
-            stopping += held_mib
-    now_mib = there.free_mib + min(0, leaving - promised)
-    later_mib = there.free_mib + there.coming_mib + leaving - stopping - promised
-    there.behind[:] = [(before, (now_mib, later_mib, claimed))]
+            stopping += reserved_mib
+    now_mib = there.free_mib + min(0, evicted_mib - promised)
+    later_mib = there.free_mib + there.coming_mib + evicted_mib - stopping - promised
+    there.promised_before[:] = [(before, (now_mib, later_mib, claimed))]
     return now_mib, later_mib, claimed

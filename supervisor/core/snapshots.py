@@ -28,18 +28,18 @@ def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) ->
                 break
             earlier[key[1]] = None
     promises: list[Resident] = []
-    leaving: set[ModelId] = set()
+    evicted: set[ModelId] = set()
     for model_id in earlier:
         place = state.wanted.place(model_id)
         assert place is not None
-        leaving.update(place.claims)
+        evicted.update(place.claims)
         if place.need_mib:
             promises.append(_promise(state.models[model_id], place.devices, place.need_mib))
-    return _snapshot(state, now, devices, asker[1], promises, leaving)
+    return _snapshot(state, now, devices, asker[1], promises, evicted)
 
 
 def _snapshot(
-    state: SchedulerState, now: float, devices: Devices, asker: ModelId, promises: list[Resident], leaving: set[ModelId]
+    state: SchedulerState, now: float, devices: Devices, asker: ModelId, promises: list[Resident], evicted: set[ModelId]
 ) -> Snapshot:
     residents = list(promises)
     surplus = dict.fromkeys(devices, 0)  # by device: being freed, less what is promised of it
@@ -47,38 +47,38 @@ def _snapshot(
     for promised in promises:
         for device in promised.devices:
             if device in surplus:
-                surplus[device] -= promised.held_on(device)
+                surplus[device] -= promised.reserved_on(device)
     for resident in _residents(state, now, devices, state.models[asker]):
-        if resident.model in leaving:
+        if resident.model in evicted:
             for device in resident.devices:
                 if device in surplus:
-                    surplus[device] += resident.held_on(device)
+                    surplus[device] += resident.reserved_on(device)
                     going.append((resident, device))
         else:
             residents.append(resident)
     views = tuple(_view(state, device, mib, asker) for device, mib in surplus.items())
     for resident, device in going:  # what they return beyond what is promised is on its way to anybody
-        if (mib := min(resident.held_on(device), surplus[device])) > 0:
+        if (mib := min(resident.reserved_on(device), surplus[device])) > 0:
             surplus[device] -= mib
-            residents.append(replace(resident, block=EvictionBlock.STOPPING, devices=(device,), held_mib=(mib,)))
+            residents.append(replace(resident, block=EvictionBlock.STOPPING, devices=(device,), reserved_mib=(mib,)))
     return Snapshot(views, tuple(residents), state.admission)
 
 
 def by_leases(seen: Snapshot) -> Snapshot:
     """The snapshot as if only the leases counted, and no measurement."""
-    held = {view.id: 0 for view in seen.devices}
+    reserved_mib = {view.id: 0 for view in seen.devices}
     for resident in seen.residents:
         for device in resident.devices:
-            if device in held:
-                held[device] += resident.held_on(device)
-    views = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in seen.devices)
+            if device in reserved_mib:
+                reserved_mib[device] += resident.reserved_on(device)
+    views = tuple(replace(view, free_mib=view.usable_mib - reserved_mib[view.id]) for view in seen.devices)
     return replace(seen, devices=views)
 
 
-def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummary:
+def device_summary(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummary:
     """The device's summary: how much memory could be had there. It is kept until something changes on the device."""
     ledger = state.ledger
-    known = ledger.outline(device)
+    known = ledger.summary(device)
     if known is None:
         view = ledger.view(device)
         coming = 0
@@ -90,9 +90,9 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummar
             model = state.models[name]
             at = model.life.state
             if lease.phase is Phase.RETURNING or generation != model.generation or at is WorkerState.STOPPING:
-                coming += lease.held_mib
+                coming += lease.reserved_mib
             elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                until = max(keeps_place_until(model, queue, now), admission.held_until(model))
+                until = max(keeps_place_until(model, queue, now), admission.protected_until(model))
                 kept_until = max(until, admission.kept_for_user_until(model))
                 if kept_until > now:
                     state.wake_by(until if until > now else kept_until, model, now)
@@ -100,17 +100,17 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummar
                 worth = value(reload_s, now - last_used)
                 standing = (model.spec.priority, 0)
                 idle.append(
-                    Idle(standing, worth, name, lease.held_mib, reload_s, last_used, until, kept_until, used_by)
+                    Idle(standing, worth, name, lease.reserved_mib, reload_s, last_used, until, kept_until, used_by)
                 )
         users = admission.users({each.model: (each.used_by, now - each.last_used) for each in idle})
         idle = sorted(each._replace(standing=(each.standing[0], -users[each.model])) for each in idle)
         usable = view.blocked is None and not _is_loading(state, device)
-        reach = tuple(accumulate([each.held_mib for each in idle], initial=0))
+        evictable = tuple(accumulate([each.reserved_mib for each in idle], initial=0))
         across = tuple(
             lease.holder[0] for lease in ledger.leases_on(device) if len(state.models[lease.holder[0]].devices) > 1
         )
-        known = DeviceSummary(view.free_mib, coming, tuple(idle), reach, usable, view.outage, across)
-        ledger.keep_outline(device, known)
+        known = DeviceSummary(view.free_mib, coming, tuple(idle), evictable, usable, view.outage, across)
+        ledger.keep_summary(device, known)
     return known
 
 
@@ -119,9 +119,11 @@ def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | N
     spread = model.spread(state.ledger.devices())
     if spread is None or len(spread.devices) <= MOST_PARTS:
         return spread
-    known = {device: outline(state, now, device) for device in spread.devices}
+    known = {device: device_summary(state, now, device) for device in spread.devices}
     most = {
-        at: each.free_mib + each.coming_mib + each.reach_mib[-1] for at, each in known.items() if each.outage is None
+        at: each.free_mib + each.coming_mib + each.evictable_mib[-1]
+        for at, each in known.items()
+        if each.outage is None
     }
     devices = sorted(most, key=lambda device: (-most[device], device))[:MOST_PARTS]
     return replace(spread, devices=tuple(sorted(devices)))
@@ -173,13 +175,13 @@ def _parts(
 def resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: EvictionBlock) -> Resident:
     """The model with these leases, as the planner sees it."""
     spec = model.spec
-    held_mib = tuple(lease.held_mib for lease in leases)
+    reserved_mib = tuple(lease.reserved_mib for lease in leases)
     return Resident(
         model.id,
         spec.type,
         spec.priority,
         tuple(lease.device for lease in leases),
-        held_mib,
+        reserved_mib,
         block,
         max(0.0, now - model.last_used),
         model.reload_s,
@@ -208,4 +210,4 @@ def _block(state: SchedulerState, now: float, model: ModelState, asker: ModelSta
     state.wake_by(until, model, now)
     if now >= yields_at:
         return EvictionBlock.MIN_RESIDENCY
-    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.LAST_USED
+    return EvictionBlock.PROTECTED if now < state.admission.protected_until(model) else EvictionBlock.LAST_USED

@@ -111,21 +111,21 @@ class SchedulerState:
 
     def replicas(self, model: ModelState) -> list[ModelState]:
         """All replicas of its model, the first one first."""
-        names = self.groups.get(model.line)
+        names = self.groups.get(model.queue_key)
         return [model] if names is None else [self.models[name] for name in names if name in self.models]
 
     def takes_next(self, model: ModelState) -> bool:
         """Does a request wait for which this worker has a place?"""
-        head = self.queue.peek(model.line) if model.answering else None
+        head = self.queue.peek(model.queue_key) if model.answering else None
         return head is not None and not self.admission.is_full(model, head.demand)
 
     def is_served_elsewhere(self, model: ModelState) -> bool:
         """Does another replica take the requests of its model?"""
-        return model.line in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
+        return model.queue_key in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
 
-    def leader(self, model: ModelState) -> ModelState:
+    def primary_replica(self, model: ModelState) -> ModelState:
         """The replica that is loaded for requests while none is there: the first that hasn't failed."""
-        if model.line not in self.groups:
+        if model.queue_key not in self.groups:
             return model
         replicas = self.replicas(model)
         usable = (each for each in replicas if not each.has_failed and not each.stuck)
@@ -133,25 +133,25 @@ class SchedulerState:
 
     def waiting_for(self, model: ModelState) -> int:
         """How many queued requests only the load of this replica can serve."""
-        if model.line in self.groups:
-            if self.leader(model) is not model or self.is_served_elsewhere(model):
+        if model.queue_key in self.groups:
+            if self.primary_replica(model) is not model or self.is_served_elsewhere(model):
                 return 0
-        elif model.line != model.id:  # a replica that is configured no more
+        elif model.queue_key != model.id:  # a replica that is configured no more
             return 0
-        return self.queue.count(model.line)
+        return self.queue.count(model.queue_key)
 
-    def stays_until(self, model: ModelState, now: float) -> float:
+    def keep_loaded_until(self, model: ModelState, now: float) -> float:
         """Until when an idle worker stays loaded. The lasting replicas of a model stay and go together."""
-        if model.line not in self.groups or model.spec.extra:
-            return self.admission.stays_until(model)
-        until = self.admission.stays_until(model)
+        if model.queue_key not in self.groups or model.spec.extra:
+            return self.admission.keep_loaded_until(model)
+        until = self.admission.keep_loaded_until(model)
         for each in self.replicas(model):
             if each.has_worker and not each.spec.extra:
                 in_use_until = now + (each.spec.keep_alive_s or 0.0) if each.in_flight else now
-                until = max(until, in_use_until, self.admission.stays_until(each))
+                until = max(until, in_use_until, self.admission.keep_loaded_until(each))
         return until
 
-    def is_asked(self, model: ModelState) -> bool:
+    def is_requested(self, model: ModelState) -> bool:
         """Does an operator or a request ask for the model?"""
         return model.asked_at is not None or self.waiting_for(model) > 0
 
@@ -161,15 +161,15 @@ class SchedulerState:
             model.life.state is WorkerState.STOPPED
             and not model.removed
             and not self.shutting_down
-            and (model.wish is not None or self.waiting_for(model) > 0)
+            and (model.load_intent is not None or self.waiting_for(model) > 0)
         )
 
     def update_wanted(self, model: ModelState) -> None:
         """Enter the model in `wanted` or take it out, as its state says now."""
         if self.is_wanted(model):
-            is_asked = self.is_asked(model)
-            unasked = (*BACKGROUND_RANK, -model.spec.priority)
-            rank = self.admission.rank_model(model, self.queue) if is_asked else unasked
+            is_requested = self.is_requested(model)
+            background = (*BACKGROUND_RANK, -model.spec.priority)
+            rank = self.admission.rank_model(model, self.queue) if is_requested else background
             lost = self.wanted.put(model.id, rank)
         else:
             lost = self.wanted.remove(model.id)

@@ -20,7 +20,16 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import devices_listed, listed, seconds
 from supervisor.core.model_state import Change, Drain, ModelState, Worker
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, ModelId, RejectCode, StopCause, WorkerState
+from supervisor.core.types import (
+    MODEL_PLACEHOLDER,
+    Crash,
+    CrashClass,
+    DeviceId,
+    ModelId,
+    RejectCode,
+    StopCause,
+    WorkerState,
+)
 
 OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
@@ -100,7 +109,7 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
         state.ledger.returning(model.holder, step.now)
     if model.drain is not None and model.drain.is_ordered:  # it had to go anyway: there is nothing to try again
         if event.crash is not None:
-            step.decide("crash", model.id, f"{event.crash.kind}: {event.crash.told}")
+            step.decide("crash", model.id, f"{event.crash.kind}: {event.crash.operator_summary}")
         advance(model, Trigger.STOP, step.now, model.drain.reason)
     if model.state is WorkerState.STOPPING:
         model.worker = Worker(model.devices, exited=True)
@@ -116,22 +125,22 @@ def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.mistake is not None:
         _fail_by_mistake(state, step, model, model.mistake)
     else:
-        advance(model, Trigger.GONE, step.now, model.life.reason)
+        advance(model, Trigger.RELEASED, step.now, model.life.reason)
     _apply_change(state, step, model)
 
 
 def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     was_loaded = model.state is not WorkerState.STARTING
     model.crashes = replace(model.crashes, last=crash)
-    step.decide("crash", model.id, f"{crash.kind}: {crash.told}")
+    step.decide("crash", model.id, f"{crash.kind}: {crash.operator_summary}")
     if crash.kind is CrashClass.NOT_INSTALLED and not was_loaded:
-        advance(model, Trigger.GONE, step.now, crash.told)
+        advance(model, Trigger.RELEASED, step.now, crash.operator_summary)
         reject_all(state, step, model, RejectCode.RUNTIME_NOT_INSTALLED, crash.summary)
     elif (ran_out := crash.kind is CrashClass.OUT_OF_MEMORY and not was_loaded) and not model.crashes.oom_retried:
         _retry_with_more(state, step, model)
     else:
         if was_loaded:
-            model.want_back()
+            model.request_restore()
         if _counted(state, step, model, crash) or ran_out:
             _fail(state, step, model, crash)
         else:
@@ -142,22 +151,22 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
 def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Repeat a start that ran out of memory, once, with a larger footprint: it was too small, or another program took memory."""
     model.crashes = replace(model.crashes, oom_retried=True)
-    told: list[str] = []
+    changes: list[str] = []
     leases = state.ledger.leases_of(model.holder)
     if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: all of it is raised
-        mib = int(sum(lease.held_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
+        mib = int(sum(lease.reserved_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
         for lease in leases:
             _raise(state, step, model, lease.device, mib)
-        told.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
+        changes.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
     else:
         for lease in leases:
             device = state.ledger.view(lease.device)
-            mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), device.usable_mib)
+            mib = min(int(lease.reserved_mib * OUT_OF_MEMORY_EXTRA), device.usable_mib)
             if mib > lease.mib:
                 _raise(state, step, model, lease.device, mib)
-                told.append(f"{mib} MiB on {device.label} instead of {lease.mib}")
-    reason = f"ran out of memory while loading; tried once more{', with ' * bool(told)}{listed(told)}"
-    advance(model, Trigger.GONE, step.now, reason)
+                changes.append(f"{mib} MiB on {device.label} instead of {lease.mib}")
+    reason = f"ran out of memory while loading; tried once more{', with ' * bool(changes)}{listed(changes)}"
+    advance(model, Trigger.RELEASED, step.now, reason)
     step.decide("raise", model.id, reason)
 
 
@@ -187,11 +196,11 @@ def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) ->
     if crash.kind is CrashClass.OUT_OF_MEMORY and model.crashes.oom_retried:
         times = " again with more memory"
     then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
-    advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.told}{then}", retry_at=retry_at)
+    advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.operator_summary}{then}", retry_at=retry_at)
     model.crashes = replace(model.crashes, given_up=True)
     _refuse(state, step, model)
     if retry_at is not None:
-        model.want_back()
+        model.request_restore()
         state.wake(retry_at, model.id)
     step.decide("failed", model.id, model.life.reason)
     step.emit(Alert("model.failed", model.life.reason, model=model.id))
@@ -238,11 +247,11 @@ class Failed(NamedTuple):
 def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[RejectCode, str, float | None] | None:
     """The rejection of a request that only this model could serve: code, message, retry_after_s. None: it may be loaded."""
     if model.stuck and model.spec.remote:
-        return RejectCode.LOAD_FAILED, f"{ASKED} can't be started: its last worker can't be ended", None
+        return RejectCode.LOAD_FAILED, f"{MODEL_PLACEHOLDER} can't be started: its last worker can't be ended", None
     if model.stuck:
         device = state.ledger.view(model.devices[0])
         blocked = state.ledger.blocked(device.id, model.id)
-        return RejectCode.DEVICE_QUARANTINED, f"{ASKED} can't be loaded: {device.label} is {blocked}", None
+        return RejectCode.DEVICE_QUARANTINED, f"{MODEL_PLACEHOLDER} can't be loaded: {device.label} is {blocked}", None
     return (RejectCode.MODEL_FAILED, *failed(model, now)) if model.has_failed else None
 
 
@@ -250,18 +259,19 @@ def failed(model: ModelState, now: float) -> Failed:
     """Why the model doesn't start, in our own words, and when to ask again."""
     if model.spec.trouble:
         return Failed(
-            f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
+            f"{MODEL_PLACEHOLDER} can't run here: {model.spec.trouble}. It is served once that is mended.",
+            TROUBLE_RETRY_S,
         )
     crash = model.mistake or model.crash
     cause = crash.summary if crash is not None else model.life.reason
     if crash is not None and crash.quote:
-        cause += f". Its last words: llmux logs {ASKED}{model.id.removeprefix(model.line)}"
+        cause += f". Its last words: llmux logs {MODEL_PLACEHOLDER}{model.id.removeprefix(model.queue_key)}"
     if model.crashes.retry_at is None:
-        remedy = f"Fix the cause, then: llmux load {ASKED}"
-        return Failed(f"{ASKED} does not start: {cause}. {remedy}", None)
+        remedy = f"Fix the cause, then: llmux load {MODEL_PLACEHOLDER}"
+        return Failed(f"{MODEL_PLACEHOLDER} does not start: {cause}. {remedy}", None)
     in_s = max(1.0, model.crashes.retry_at - now)
-    remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {ASKED}"
-    return Failed(f"{ASKED} does not start: {cause}. {remedy}", in_s)
+    remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {MODEL_PLACEHOLDER}"
+    return Failed(f"{MODEL_PLACEHOLDER} does not start: {cause}. {remedy}", in_s)
 
 
 def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -271,12 +281,12 @@ def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None
     """
     if not model.spec.trouble or model.state is not WorkerState.STOPPED:
         return
-    wish = model.wish
+    intent = model.load_intent
     model.crashes = replace(model.crashes, last=Crash(CrashClass.UNUSABLE, model.spec.trouble), times=(step.now,))
     advance(model, Trigger.FAIL, step.now, f"can't run here: {model.spec.trouble}")
     refused = failed(model, step.now)
     reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
-    model.wish = wish
+    model.load_intent = intent
     step.decide("failed", model.id, model.life.reason)
     step.emit(Alert("model.failed", model.life.reason, model=model.id))
 
@@ -290,7 +300,7 @@ def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash
     noise = random.Random(f"{model.id}:{model.generation}").uniform(-1.0, 1.0)  # noqa: S311 (not for secrets)
     delay *= 1.0 + limits.backoff_jitter * noise
     retry_at = step.now + delay
-    reason = f"{crash.told}; next try in {delay:.1f} s"
+    reason = f"{crash.operator_summary}; next try in {delay:.1f} s"
     advance(model, Trigger.CRASH, step.now, reason, retry_at=retry_at)
     state.wake(retry_at, model.id)
 
@@ -309,7 +319,7 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
     for device in devices:
         step.emit(Alert("device.quarantined", message, device=device, model=model.id))
     step.decide("quarantine", model.id, message)
-    reject_all(state, step, model, RejectCode.LOAD_FAILED, f"{ASKED}'s worker {why}")
+    reject_all(state, step, model, RejectCode.LOAD_FAILED, f"{MODEL_PLACEHOLDER}'s worker {why}")
 
 
 def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -329,7 +339,7 @@ def remove(
 ) -> None:
     """Remove a model that is no longer configured, or a partner whose lease is over: forget it when nothing of it is left."""
     model.change = Change(None)
-    message = f"{ASKED} was removed from the configuration."
+    message = f"{MODEL_PLACEHOLDER} was removed from the configuration."
     reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)
     if model.has_worker:
         stop_worker(state, step, model, StopCause.CONFIGURATION, reason)

@@ -70,9 +70,9 @@ def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> Non
     model.keep_alive_at = None
     if model.in_flight:
         return  # the end of its last request sets it again
-    if state.queue.count(model.line) > 0:
+    if state.queue.count(model.queue_key) > 0:
         model.last_used = step.now
-    if step.now < state.stays_until(model, step.now):
+    if step.now < state.keep_loaded_until(model, step.now):
         arm_keep_alive(state, model, step.now)
         return
     reason = f"idle for {step.now - model.last_used:.0f} s (keep_alive_s)"

@@ -24,7 +24,7 @@ Devices = tuple[DeviceId, ...]
 Parts = tuple[int, ...]
 """MiB on each of a worker's `Devices`, in their order."""
 
-ASKED: Final = "{model}"
+MODEL_PLACEHOLDER: Final = "{model}"
 """Stands for the model in a message to a client, who may have asked for it by another name than the core knows."""
 
 PARTNER: Final = "partner"
@@ -261,7 +261,7 @@ class CrashClass(StrEnum):
 class Crash:
     """Why and how a worker crashed: its class, one line for people, and the last log lines.
 
-    What a worker says can hold somebody's prompt. `summary` never quotes it and is for everybody; `told` and `log_tail` are
+    What a worker says can hold somebody's prompt. `summary` never quotes it and is for everybody; `operator_summary` and `log_tail` are
     for operators alone.
     """
 
@@ -272,7 +272,7 @@ class Crash:
     quote: str = ""  # the same line in the worker's own words
 
     @property
-    def told(self) -> str:
+    def operator_summary(self) -> str:
         """The line for operators."""
         return self.quote or self.summary
 

@@ -37,11 +37,11 @@ class Place:
 class Waiters:
     """The wanted models. Iterating gives them in the order of plans."""
 
-    __slots__ = ("_claimants", "_keys", "_line", "_placed", "_places", "_unplanned", "_unsettled")
+    __slots__ = ("_claimants", "_keys", "_order", "_placed", "_places", "_unplanned", "_unsettled")
 
     def __init__(self) -> None:
         self._keys: dict[ModelId, Key] = {}
-        self._line: list[Key] = []  # sorted
+        self._order: list[Key] = []  # sorted
         self._places: dict[ModelId, Place] = {}
         self._placed: dict[DeviceId, list[Key]] = {}  # sorted; none is empty
         self._claimants: dict[ModelId, list[Key]] = {}  # by who has to go; sorted; none is empty
@@ -49,13 +49,13 @@ class Waiters:
         self._unsettled: dict[ModelId, None] = {}
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._order)
 
     def __contains__(self, model_id: ModelId) -> bool:
         return model_id in self._keys
 
     def __iter__(self) -> Iterator[ModelId]:
-        return (model_id for _, model_id in self._line)
+        return (model_id for _, model_id in self._order)
 
     def put(self, model_id: ModelId, rank: Rank) -> Devices:
         """Enter a wanted model. With another rank than before it is planned anew. Returns the devices of the place it lost."""
@@ -64,7 +64,7 @@ class Waiters:
             return ()
         lost = self.remove(model_id)
         self._keys[model_id] = key
-        insort(self._line, key)
+        insort(self._order, key)
         self._unplanned[model_id] = None
         return lost
 
@@ -75,7 +75,7 @@ class Waiters:
         place = self._places.get(model_id)
         self.give(model_id, None)
         key = self._keys.pop(model_id)
-        del self._line[bisect_left(self._line, key)]
+        del self._order[bisect_left(self._order, key)]
         self._unplanned.pop(model_id, None)
         return () if place is None else place.devices
 
@@ -112,8 +112,8 @@ class Waiters:
 
     def after(self, key: Key | None) -> Iterator[Key]:
         """The waiters behind `key`, in the order of plans; None: all waiters."""
-        start = 0 if key is None else bisect_right(self._line, key)
-        return (self._line[i] for i in range(start, len(self._line)))
+        start = 0 if key is None else bisect_right(self._order, key)
+        return (self._order[i] for i in range(start, len(self._order)))
 
     # ---------------------------------------------------------------------------------------------------- what is due
 
@@ -158,7 +158,7 @@ class Waiters:
 
     def check(self) -> None:
         """Assert that all indexes agree."""
-        assert self._line == sorted(self._keys.values())
+        assert self._order == sorted(self._keys.values())
         assert self._places.keys() <= self._keys.keys()
         placed = sorted((d, self._keys[m]) for m, place in self._places.items() for d in place.devices)
         assert placed == sorted((device, key) for device, keys in self._placed.items() for key in keys)

@@ -50,7 +50,7 @@ class Forecast:
     """How long a request of a model will wait, by measured times only."""
 
     eta_s: float | None  # until it is loaded, by its last load; None: nobody knows
-    told: str  # for people; empty where there is nothing to say
+    text: str  # for people; empty where there is nothing to say
 
 
 SHOWN: Final = 3
@@ -64,7 +64,7 @@ _PLACE: Final = WaitReason(
 _OWN_MEMORY: Final = WaitReason(WaitKind.MEMORY, "the memory of its last worker to come back")
 
 
-def awaited(state: SchedulerState, model: ModelState) -> WaitReason:
+def wait_reason(state: SchedulerState, model: ModelState) -> WaitReason:
     """Why the model's queued requests wait now."""
     model = first_to_serve(state, model)
     match model.state:
@@ -89,7 +89,7 @@ def awaited(state: SchedulerState, model: ModelState) -> WaitReason:
 def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
     """The replica that serves the model's requests first: a ready one, else one that loads, else the one to be loaded."""
     serving = [each for each in state.replicas(model) if each.serves]
-    return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.leader(model))
+    return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.primary_replica(model))
 
 
 def _own_drain(model: ModelState) -> WaitReason:
@@ -109,8 +109,8 @@ def _room(state: SchedulerState, model: ModelState) -> WaitReason:
     idle = [victim for victim in victims if victim.state is WorkerState.READY]
     yields_at = {each.id: state.admission.yields_at(each, model, state.queue) for each in idle}
     keeping = [each for each in idle if yields_at[each.id] > state.admission.matures_at(each)]
-    if held := _ids(each for each in keeping if yields_at[each.id] <= state.admission.held_until(each)):
-        return WaitReason(WaitKind.TURN, f"{listed(held)}, held for {_its(held)} next request", held)
+    if protected := _ids(each for each in keeping if yields_at[each.id] <= state.admission.protected_until(each)):
+        return WaitReason(WaitKind.TURN, f"{listed(protected)}, held for {_its(protected)} next request", protected)
     if used := _ids(keeping):
         return WaitReason(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
     if kept := _ids(idle):

@@ -42,11 +42,11 @@ def what_if(state: SchedulerState, now: float, spec: ModelSpec) -> Plan:
 
 def _view(state: SchedulerState, device: DeviceId, own: ModelId) -> DeviceView:
     view = state.ledger.view(device)
-    returned = sum(lease.held_mib for lease in state.ledger.leases_on(device) if base_of(lease.holder[0]) == own)
+    returned = sum(lease.reserved_mib for lease in state.ledger.leases_on(device) if base_of(lease.holder[0]) == own)
     return replace(view, free_mib=min(view.usable_mib, view.free_mib + returned), blocked=None)
 
 
 def _resident(now: float, model: ModelState, leases: tuple[Lease, ...]) -> Resident:
     block = _BLOCKS.get(model.state, EvictionBlock.BUSY if model.in_flight else EvictionBlock.NONE)
-    is_staying = model.pinned and not model.removed
-    return resident(now, model, leases, EvictionBlock.PINNED if is_staying else block)
+    is_pinned = model.pinned and not model.removed
+    return resident(now, model, leases, EvictionBlock.PINNED if is_pinned else block)

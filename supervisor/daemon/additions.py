@@ -131,14 +131,14 @@ class Additions:
             with contextlib.suppress(msgspec.MsgspecError):
                 addition.names = msgspec.json.decode(text, type=Found).names
 
-        def said(text: str) -> None:
+        def note_text(text: str) -> None:
             addition.stage = text
 
         try:
             async with self._turn:
                 addition.state = "running"
                 log.info("addition.began", what=addition.what, name=addition.name)
-                await watched.run(words, line, said)
+                await watched.run(words, line, note_text)
                 addition.stage = ""
                 await self._reload(f"{addition.what} was added")
             addition.state = "done"

@@ -30,7 +30,7 @@ from supervisor.gateway.answer_times import AnswerLog
 from supervisor.gateway.filters.body_log import BodyLog
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.in_flight import InFlight
-from supervisor.gateway.route.caching import Salts
+from supervisor.gateway.route.caching import CacheSalts
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
@@ -66,7 +66,7 @@ class Daemon:
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    salts: Salts = field(default_factory=Salts)
+    cache_salts: CacheSalts = field(default_factory=CacheSalts)
     answers: AnswerLog = field(init=False)
     contexts: ContextUse = field(default_factory=ContextUse)
     tracing: Tracing | None = None
@@ -119,7 +119,7 @@ class Daemon:
         """Go on with what is kept there. Call it once, before the engine's first event."""
         self.loads.restore()
         self.pulls.restore()
-        self.salts.restore(store)
+        self.cache_salts.restore(store)
         self.op_tokens = OpTokens(store)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
@@ -140,7 +140,7 @@ class Daemon:
             self.clients.arrived,
             self.answers,
             lambda: self.runtime.allow_cloud_fallback,
-            self.salts,
+            self.cache_salts,
             self.responses,
             self.pictures,
             self.contexts,

@@ -112,9 +112,9 @@ class Editor:
         """The settings of a model that an edit can change, with the values in the file. Raises NotFoundError."""
         return await asyncio.to_thread(self._settings, self._daemon.catalog.resolve(name).model, await self._read())
 
-    def _settings(self, model: CatalogModel, found: _File) -> SettingsView:
+    def _settings(self, model: CatalogModel, file: _File) -> SettingsView:
         """See `settings`. Blocks for milliseconds."""
-        document = _document(found.text)
+        document = _document(file.text)
         entry = _table(_table(document, "models"), model.id)
         described = model.adapter.config.model_json_schema()["properties"]
         constraints = {**model.load_constraints, **model.adapter.constraints(*EDITABLE)}
@@ -125,7 +125,7 @@ class Editor:
             if key not in KEYS
         ]
         plain_names, others = _names_of(document, model.id)
-        return SettingsView(str(model.id), found.etag, found.locked, settings, plain_names, others)
+        return SettingsView(str(model.id), file.etag, file.locked, settings, plain_names, others)
 
     async def locked(self) -> str | None:
         """The reason why llmux can't change the file; None: it can."""
@@ -173,12 +173,12 @@ class Editor:
         sizes = [path.stat().st_size for path in (folder / one for one in names) if path.exists()]
         return PulledFiles(str(folder), names, sum(sizes))
 
-    def _delete(self, found: PulledFiles) -> None:
+    def _delete(self, pulled: PulledFiles) -> None:
         """Delete pulled files. Blocks. The model is removed already, so failures are only logged."""
         try:
-            pulled_files.delete(Path(found.folder), found.names, self._daemon.catalog.server.models_dir)
+            pulled_files.delete(Path(pulled.folder), pulled.names, self._daemon.catalog.server.models_dir)
         except OSError as error:
-            log.warning("config.files_not_deleted", folder=found.folder, reason=str(error))
+            log.warning("config.files_not_deleted", folder=pulled.folder, reason=str(error))
 
     async def _write(self, before: _File, checked: Checked, *, force: bool) -> None:
         await asyncio.to_thread(self._replace, before, checked.text)

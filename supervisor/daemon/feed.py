@@ -35,7 +35,7 @@ class Feed:
         self._daemon = daemon
         self._published: dict[ModelId, Mark] = {}
         self._changed: dict[ModelId, None] = {}  # since then, and not published yet
-        self._devices_told: list[Device] = []
+        self._published_devices: list[Device] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
         self._flush_at = 0.0  # loop time
@@ -72,7 +72,7 @@ class Feed:
                 daemon.hub.publish("decision", decision_view(daemon, decision))
         if isinstance(event, MemorySampled):
             self._keep_history()
-            self._tell_memory()
+            self._publish_memory()
         if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
 
@@ -90,9 +90,9 @@ class Feed:
             if self._flush_at <= at:
                 return
             self._flush.cancel()
-        self._flush, self._flush_at = loop.call_at(at, self._tell_models), at
+        self._flush, self._flush_at = loop.call_at(at, self._publish_models), at
 
-    def _tell_models(self) -> None:
+    def _publish_models(self) -> None:
         self._flush = None
         daemon = self._daemon
         if not daemon.hub.wants("model"):
@@ -113,13 +113,13 @@ class Feed:
 
     # memory
 
-    def _tell_memory(self) -> None:
+    def _publish_memory(self) -> None:
         hub, now = self._daemon.hub, self._daemon.engine.clock()
         if not hub.wants("memory") or now - self._devices_at < MEMORY_INTERVAL_S:
             return
         devices = device_views(self._daemon)
-        if devices != self._devices_told:
-            self._devices_told, self._devices_at = devices, now
+        if devices != self._published_devices:
+            self._published_devices, self._devices_at = devices, now
             hub.publish("memory", {"devices": devices})
 
     def _keep_history(self) -> None:
@@ -131,7 +131,7 @@ class Feed:
             values[f"memory_free_mib:{device.id}"] = free
             values[f"memory_used_mib:{device.id}"] = None if free is None else max(0, device.totals.total_mib - free)
             for lease in device.leases:
-                held_mib = lease.mib if lease.measured_mib is None else lease.measured_mib
+                reserved_mib = lease.mib if lease.measured_mib is None else lease.measured_mib
                 name = f"worker_memory_mib:{device.id}/{lease.holder[0]}"
-                values[name] = (values.get(name) or 0) + held_mib  # a model may have an ending worker and its next
+                values[name] = (values.get(name) or 0) + reserved_mib  # a model may have an ending worker and its next
         self._daemon.history.sample(engine.clock(), values)

@@ -27,7 +27,7 @@ from typing import IO, Final
 
 import structlog
 
-from supervisor.core.events import HandoverAsked, HandoverEnded
+from supervisor.core.events import HandoverEnded, HandoverRequested
 from supervisor.core.types import TicketId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover_messages import VERSION, TakeoverError, general_message, last_message, worker_message
@@ -55,8 +55,8 @@ ANSWER_S: Final = 8.0
 """For the successor to open the stores, and later to serve: with the ends, a hung one holds everything for at most 10 s."""
 KEEP_S: Final = 10.0  # for the shims to hear that the successor's death will count
 END_S: Final = 1.0  # for a successor that failed to end by itself, and as much for the system to end it
-TOLD_LINES: Final = 20  # of a successor that can't start
-TOLD_CHARACTERS: Final = 300  # of what one says who is refused
+ERROR_LINES: Final = 20  # of a successor that can't start
+REASON_CHARACTERS: Final = 300  # of what one says who is refused
 
 
 @dataclass(slots=True)
@@ -126,8 +126,8 @@ class Handover:
             process = _start()
         except OSError as error:
             raise TakeoverError(f"The new llmux can't be started: {error}") from error
-        said: deque[str] = deque(maxlen=TOLD_LINES)
-        copying = asyncio.create_task(_copy(process.stderr, said))
+        stderr_lines: deque[str] = deque(maxlen=ERROR_LINES)
+        copying = asyncio.create_task(_copy(process.stderr, stderr_lines))
         pidfd = os.pidfd_open(process.pid)
         try:
             why = await self._outcome(_Child(process.pid), pidfd)
@@ -142,8 +142,8 @@ class Handover:
         with contextlib.suppress(TimeoutError):  # what it has started may hold its stderr
             async with asyncio.timeout(END_S):
                 await copying
-        why = why or (said[-1] if said else f"exit code {process.poll()}")
-        raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(said))
+        why = why or (stderr_lines[-1] if stderr_lines else f"exit code {process.poll()}")
+        raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(stderr_lines))
 
     async def _outcome(self, child: _Child, pidfd: int) -> str:
         """Wait until the process that we started serves, has ended by itself, or was refused. Returns why it failed, if known."""
@@ -176,13 +176,13 @@ class Handover:
         try:
             await self._admit(channel)
         except (LlmuxError, ChannelClosedError, OSError) as error:
-            child.why = (str(error) or repr(error))[:TOLD_CHARACTERS]
+            child.why = (str(error) or repr(error))[:REASON_CHARACTERS]
             log.error("upgrade.failed", successor=channel.pid, reason=child.why)  # noqa: TRY400  # theirs
             await _send_off(channel, child.why)
             return
         finally:
             child.over.set()
-        await self._tell_ends(channel)
+        await self._send_ends(channel)
 
     async def _admit(self, channel: FdChannel) -> None:
         """Hand over to the other daemon. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
@@ -218,7 +218,7 @@ class Handover:
     async def _hand_over(self, channel: FdChannel) -> None:
         engine, stores = self._daemon.engine, self._holdings.stores
         pidfd = os.pidfd_open(channel.pid)
-        engine.post(HandoverAsked())
+        engine.post(HandoverRequested())
         try:
             await self._calm(pidfd)
             await self._daemon.batches.close()
@@ -257,7 +257,9 @@ class Handover:
         adoptions = engine.adoptions()
         main, *extra = self._holdings.listeners
         descriptors = main, self._holdings.lock.file.fileno(), *extra
-        general = general_message(engine.pins(), engine.dismissed(), self._daemon.fleet.overrides(), len(adoptions))
+        general = general_message(
+            engine.pins(), engine.unloaded_by_operator(), self._daemon.fleet.overrides(), len(adoptions)
+        )
         await channel.send(general, descriptors)
         for adopted in adoptions:
             process, spec = running[adopted.model, adopted.generation]
@@ -266,16 +268,16 @@ class Handover:
 
     async def _calm(self, pidfd: int) -> None:
         """Wait until no worker is starting or stopping, while the successor lives. Raises LlmuxError."""
-        calm, gone = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
+        calm, exited = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
         try:
-            await asyncio.wait({calm, gone}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({calm, exited}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
             if not calm.done():
                 late = f"what was starting or stopping did not end within {CALM_S:.0f} s"
-                raise TakeoverError("it ended meanwhile" if gone.done() else late)
+                raise TakeoverError("it ended meanwhile" if exited.done() else late)
             await calm
         finally:
             calm.cancel()
-            gone.cancel()
+            exited.cancel()
 
     async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
         """Give everything to the successor. Returns the workers' processes. Until it listens nothing is scheduled here."""
@@ -300,7 +302,7 @@ class Handover:
         except BaseException:
             _kill(pidfd)  # it must not go on with what stays here
             for process in kept:
-                process.tell(b"adopt %d\n" % os.getpid())
+                process.send_line(b"adopt %d\n" % os.getpid())
             for process in processes:
                 process.listen()
             engine.thaw()
@@ -316,13 +318,13 @@ class Handover:
         self._daemon.successor = UpstreamPool(
             host, port, connect_s=day_s, first_byte_s=day_s, stream_idle_s=day_s, names_host=False
         )
-        self._daemon.engine.leave(self._note_end)
+        self._daemon.engine.hand_over(self._note_end)
         self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
         self._daemon.fleet.let_go()
         for process in processes:
             process.let_go()
         if self._listener is not None:
-            self._listener.leave()
+            self._listener.stop_listening()
         self.running = self._daemon.engine.queue().in_flight
         log.info("upgrade.handed_over", successor=channel.pid, running=self.running)
 
@@ -332,7 +334,7 @@ class Handover:
         self._finished.append(ticket)
         self._has_finished.set()
 
-    async def _tell_ends(self, channel: FdChannel) -> None:
+    async def _send_ends(self, channel: FdChannel) -> None:
         """Report each request that ends, while any runs. The end of the messages means that all have."""
         try:
             while True:
@@ -359,9 +361,9 @@ async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
 
 async def _hear(channel: FdChannel, word: str) -> None:
     """Wait for this answer of the successor. Raises TakeoverError with the reason if it refuses."""
-    said = (await channel.receive()).content
-    if word not in said:
-        raise TakeoverError(str(said.get("failed", f"it did not say that it is {word}")))
+    answer = (await channel.receive()).content
+    if word not in answer:
+        raise TakeoverError(str(answer.get("failed", f"it did not say that it is {word}")))
 
 
 async def _send_off(channel: FdChannel, why: str) -> None:
@@ -417,7 +419,7 @@ def _start() -> subprocess.Popen[bytes]:
         os.close(stderr)
 
 
-async def _copy(pipe: IO[bytes] | None, said: deque[str]) -> None:
+async def _copy(pipe: IO[bytes] | None, lines: deque[str]) -> None:
     """To our own stderr, and the last lines for who asked."""
     stderr = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), pipe)
@@ -425,4 +427,4 @@ async def _copy(pipe: IO[bytes] | None, said: deque[str]) -> None:
         with contextlib.suppress(OSError):
             os.write(2, line)
         if text := line.decode("utf-8", "replace").strip():
-            said.append(text)
+            lines.append(text)

@@ -44,7 +44,7 @@ class HandoverState:
     lock: InstanceLock
     listener: socket.socket
     pins: Mapping[ModelId, bool]
-    dismissed: Sequence[ModelId]
+    unloaded_by_operator: Sequence[ModelId]
     overrides: Mapping[ModelId, Mapping[str, JsonValue]]
     extra: Sequence[socket.socket] = ()  # of extra ports
     workers: dict[WorkerKey, InheritedWorker] = field(default_factory=dict)
@@ -97,11 +97,16 @@ class InheritedWorker:
 
 
 def general_message(
-    pins: Mapping[ModelId, bool], dismissed: Sequence[ModelId], overrides: Mapping[ModelId, Any], workers: int
+    pins: Mapping[ModelId, bool],
+    unloaded_by_operator: Sequence[ModelId],
+    overrides: Mapping[ModelId, Any],
+    workers: int,
 ) -> Json:
     """With the listening socket and the lock, then the sockets of extra ports."""
     values = {model: dict(override.values) for model, override in overrides.items()}
-    return {"general": {"pins": dict(pins), "dismissed": [*dismissed], "overrides": values, "workers": workers}}
+    return {
+        "general": {"pins": dict(pins), "dismissed": [*unloaded_by_operator], "overrides": values, "workers": workers}
+    }
 
 
 def read_general(message: Message) -> tuple[HandoverState, int]:

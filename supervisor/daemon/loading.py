@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from supervisor.catalog.fitting import misplaced
 from supervisor.catalog.overrides import Override, overridden, renamed
 from supervisor.catalog.sources import is_missing
-from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
+from supervisor.core.events import LoadRequested, Respecified, UnloadRequested
 from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.rechecking import look_again
@@ -24,30 +24,30 @@ from supervisor.errors import InvalidRequestError, UnavailableError
 
 
 async def load(
-    daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None, asked: str | None = None
+    daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None, requested_name: str | None = None
 ) -> None:
     """Load the model and return when it is ready. `overrides` replace its overrides (empty: remove all); None keeps them.
 
-    Errors name it as it was `asked` for.
+    Errors name it as `requested_name`.
     Raises InvalidRequestError for invalid overrides, UnavailableError if the model can't be loaded.
     """
     if daemon.catalog.models[model].troubles:
         await look_again(daemon, (model,))
     if overrides:
-        await _override(daemon, model, overrides, asked or model)
+        await _override(daemon, model, overrides, requested_name or model)
     elif overrides is not None and (spec := _dropped(daemon, model)) is not None:
         daemon.engine.post(Respecified(spec))
-    await daemon.engine.load(model, asked)
+    await daemon.engine.load(model, requested_name)
 
 
-async def unload(daemon: Daemon, model: ModelId, asked: str | None = None, *, force: bool) -> None:
+async def unload(daemon: Daemon, model: ModelId, requested_name: str | None = None, *, force: bool) -> None:
     """Unload the model, drop its overrides, and return when its memory is back."""
-    await daemon.engine.unload(model, asked, UnloadAsked(model, force, _dropped(daemon, model)))
+    await daemon.engine.unload(model, requested_name, UnloadRequested(model, force, _dropped(daemon, model)))
 
 
 def ask_load(daemon: Daemon, model: ModelId) -> None:
     """Begin to load the model and return."""
-    daemon.engine.post(LoadAsked(model))
+    daemon.engine.post(LoadRequested(model))
 
 
 async def override(
@@ -63,14 +63,14 @@ async def override(
 
 def ask_unload(daemon: Daemon, model: ModelId) -> None:
     """Begin to unload the model, drop its overrides and return."""
-    daemon.engine.post(UnloadAsked(model, spec=_dropped(daemon, model)))
+    daemon.engine.post(UnloadRequested(model, spec=_dropped(daemon, model)))
 
 
 async def _override(
     daemon: Daemon,
     model: ModelId,
     values: Mapping[str, JsonValue],
-    asked: str,
+    requested_name: str,
     check: Callable[[ModelSpec], None] | None = None,
 ) -> None:
     configured = daemon.catalog.models[model]
@@ -85,11 +85,11 @@ async def _override(
 
     override = await asyncio.to_thread(prepare)
     if daemon.catalog.models.get(model) is not configured:
-        raise UnavailableError(f"The configuration was reloaded while {asked} was looked at; try again.")
+        raise UnavailableError(f"The configuration was reloaded while {requested_name} was looked at; try again.")
     # The running worker must not go for one that fits nowhere.
     found = misplaced(override.spec, [device.spec for device in daemon.engine.devices()])
     if found is not None:
-        message = f"With these overrides {asked} has no place here: {found[1]}."
+        message = f"With these overrides {requested_name} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")
     if check is not None:
         check(override.spec)

@@ -108,10 +108,10 @@ class Metrics:
         self._crashes = count("llmux_crashes", "Workers that ended by themselves, by class.", "model", "class")
         about = "Processes of an earlier daemon ended at the start."
         self._orphans = Counter("llmux_orphans_reaped", about, registry=None)
-        self.tell(self._orphans)
+        self.register(self._orphans)
         about = "What a decision of the scheduler took."
         self._decision = Histogram("llmux_decision_seconds", about, buckets=_DECISION, registry=None)
-        self.tell(self._decision)
+        self.register(self._decision)
         self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
         self._sources.append(_States(daemon).lines)
         self._process = ProcessCollector(registry=None)
@@ -141,7 +141,7 @@ class Metrics:
             for kind in CrashClass:
                 self._crashes.add((model, kind.value), 0)
 
-    def tell(self, few: Collector) -> None:
+    def register(self, few: Collector) -> None:
         """Show from now on what this collector collects, too, all of it in one turn of the loop."""
         self._sources.append(lambda: (generate_latest(few).decode(),))
 
@@ -184,9 +184,9 @@ class Metrics:
         by_name: dict[str | None, list[Request]] = {}
         for request in ended:
             by_name.setdefault(request.name, []).append(request)
-        for asked, requests in by_name.items():
-            route = None if asked is None else self._daemon.catalog.route(asked)
-            name = "unknown" if asked is None or route is None else asked
+        for requested, requests in by_name.items():
+            route = None if requested is None else self._daemon.catalog.route(requested)
+            name = "unknown" if requested is None or route is None else requested
             for (tenant, status, result), count in Counted(map(_counted, requests)).items():
                 label = self._daemon.clients.label(tenant) if tenant else ""
                 self.requests.add((name, label, str(status or _NONE), result), count)
@@ -307,11 +307,13 @@ class _States(Collector):
             for each, mib in zip(devices.values(), figures, strict=True):
                 if mib is not None:
                     each.add_metric([device.id], mib * MIB)
-            for held in device.leases:
-                about = [held.holder[0], device.id]
-                (partner_lease if held.is_partner else lease).add_metric(about, held.mib * MIB)
-                if held.measured_mib is not None:
-                    (partner_measured if held.is_partner else measured).add_metric(about, held.measured_mib * MIB)
+            for device_lease in device.leases:
+                about = [device_lease.holder[0], device.id]
+                (partner_lease if device_lease.is_partner else lease).add_metric(about, device_lease.mib * MIB)
+                if device_lease.measured_mib is not None:
+                    (partner_measured if device_lease.is_partner else measured).add_metric(
+                        about, device_lease.measured_mib * MIB
+                    )
         yield from (*devices.values(), lease, measured, partner_lease, partner_measured)
 
 

@@ -69,7 +69,7 @@ class RefusedError(ValueError):
     """The reason why a token is refused. Clients without an API key must not learn it."""
 
 
-def canonical(op_token: Json) -> bytes:
+def signed_bytes(op_token: Json) -> bytes:
     """The bytes that are signed."""
     return _json(op_token).encode()
 
@@ -80,7 +80,7 @@ def _json(value: object) -> str:
 
 def sign(op_token: Json, key: bytes) -> str:
     """The signature of `op_token` with `key`."""
-    return hmac.digest(key, canonical(op_token), "sha256").hex()
+    return hmac.digest(key, signed_bytes(op_token), "sha256").hex()
 
 
 def begin(operation: str, fields: Json, signers: Iterable[str], now: float | None = None) -> Json:
@@ -111,7 +111,7 @@ def signed(token: Json, key: bytes, signer: str | None) -> Json:
 
 def packed(token: Json) -> str:
     """The token as text."""
-    return base64.urlsafe_b64encode(canonical(token)).decode().rstrip("=")
+    return base64.urlsafe_b64encode(signed_bytes(token)).decode().rstrip("=")
 
 
 def verify(
@@ -126,12 +126,14 @@ def verify(
     if op_token.get("operation") != operation:
         raise RefusedError(f"it is for {op_token.get('operation')!r}, not for {operation!r}")
     signed = {name: value for name, value in op_token.items() if name not in _OWN and value is not None}
-    asked = {name: value for name, value in fields.items() if value is not None}
-    must = asked.keys() & _MODEL if config.signed_fields == "seed" else asked.keys()
+    requested = {name: value for name, value in fields.items() if value is not None}
+    must = requested.keys() & _MODEL if config.signed_fields == "seed" else requested.keys()
     for name in sorted(signed.keys() | must):
-        if _json(signed.get(name)) != _json(asked.get(name)):  # true is not 1
-            theirs, ours = (repr(one[name]) if name in one else "left out" for one in (signed, asked))
-            raise RefusedError(f"its {name} is {theirs}, the request's is {ours}")
+        if _json(signed.get(name)) != _json(requested.get(name)):  # true is not 1
+            signed_value, requested_value = (
+                repr(one[name]) if name in one else "left out" for one in (signed, requested)
+            )
+            raise RefusedError(f"its {name} is {signed_value}, the request's is {requested_value}")
     issued_at = _moment(op_token, "issuedAt")
     if not now - VALID_S <= issued_at <= now + VALID_S:
         raise RefusedError(f"it was issued {now - issued_at:.0f} s ago, and is good for {VALID_S:.0f} s")
@@ -223,8 +225,8 @@ def _read_jwt(text: str) -> _Jwt:
         header, claims = _decode_object(head), _decode_object(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ValueError("it looks like a JWT, but its parts are not JSON objects in base64url") from error
-    if (said := header.get("alg")) != _ALGORITHM:
-        raise ValueError(f"its algorithm is {said!r}, and must be {_ALGORITHM}")
+    if (algorithm := header.get("alg")) != _ALGORITHM:
+        raise ValueError(f"its algorithm is {algorithm!r}, and must be {_ALGORITHM}")
     if "crit" in header:
         raise ValueError("its header has crit: extensions are not understood here")
     return _Jwt(claims, text.rpartition(".")[0].encode(), signature)
@@ -267,8 +269,8 @@ def _is_signed(signature: JsonValue, op_token: Json, key: bytes) -> bool:
         expected = sign(op_token, key)
     except ValueError as error:  # a number that JSON doesn't have, half a character
         raise RefusedError("its opToken can't be written as JSON") from error
-    said = signature if isinstance(signature, str) and signature.isascii() else ""
-    return hmac.compare_digest(expected, said.lower())
+    given = signature if isinstance(signature, str) and signature.isascii() else ""
+    return hmac.compare_digest(expected, given.lower())
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -296,11 +298,11 @@ class OpTokens:
         fields: Json,
         now: float,
         *,
-        tells_why: bool = False,
+        names_reason: bool = False,
     ) -> None:
         """Raises ForbiddenError unless the operation may be carried out now, NotSavedError if its nonce can't be kept.
 
-        `now`: Unix seconds. None as `config`: everything may. `tells_why`: may the one who asks know why not?
+        `now`: Unix seconds. None as `config`: everything may. `names_reason`: may the one who asks know why not?
         """
         if config is None:
             return
@@ -309,7 +311,7 @@ class OpTokens:
             await self._use(nonce, good_until, now)
         except (OSError, ValueError, RecursionError) as error:
             log.warning("op_token.refused", operation=operation, reason=str(error))
-            why = f": {error}." if tells_why else "."
+            why = f": {error}." if names_reason else "."
             raise ForbiddenError(
                 f"The operation token was refused{why}", code="op_token_refused", param=FIELD
             ) from None

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from runtimes.device_kind import visibility
 from supervisor.catalog.fitting import misplaced
 from supervisor.core.effects import Decided, Effect
-from supervisor.core.events import Event, LeaseAsked, LeaseEnded, LeaseRenewed, LeaseRestored
+from supervisor.core.events import Event, LeaseEnded, LeaseRenewed, LeaseRequested, LeaseRestored
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
     PARTNER,
@@ -94,7 +94,7 @@ class Partners:
         spec = self._spec(wanted)
         partner = Partner(wanted.holder, wanted.ttl_s or TTL_S, wanted.wait, wanted.pid)
         try:
-            await self._engine.lease(LeaseAsked(spec, partner))
+            await self._engine.lease(LeaseRequested(spec, partner))
             await self._share(spec.id)
             await self._save(spec.id)
         except BaseException as error:
@@ -116,8 +116,8 @@ class Partners:
 
     async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Lease:
         """A heartbeat. Raises NotFoundError if the lease has ended: then the holder must stop."""
-        if not self._find(name).is_held:
-            raise _gone(name)
+        if not self._find(name).is_granted:
+            raise _no_lease(name)
         self._engine.post(LeaseRenewed(ModelId(name), ttl_s, pid))
         if (ttl_s, pid) != (None, None):
             await self._save(ModelId(name))
@@ -131,14 +131,14 @@ class Partners:
 
     def _spec(self, wanted: LeaseRequest) -> ModelSpec:
         known = {device.id: device.spec for device in self._sampler.devices()}
-        asked = [wanted.device] if isinstance(wanted.device, str) else wanted.device or []
-        for device in asked:
+        named = [wanted.device] if isinstance(wanted.device, str) else wanted.device or []
+        for device in named:
             if device not in known:
                 message = f"There is no device {device[:50]!r}, only {', '.join(known)}."
                 raise InvalidRequestError(message, param="device")
         name = ModelId(f"{wanted.holder}-{secrets.token_hex(3)}")
         footprint = Footprint(wanted.vram_mib, FootprintSource.EXPLICIT, "as asked for")
-        devices = tuple(DeviceId(device) for device in asked)
+        devices = tuple(DeviceId(device) for device in named)
         priority = min(DEFAULT_PRIORITY.values())
         spec = ModelSpec(
             name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus or 1, pin=True, drain_s=0.0
@@ -161,12 +161,12 @@ class Partners:
         for found in self._engine.partners():
             if found.id == name:
                 return found
-        raise _gone(name)
+        raise _no_lease(name)
 
-    def _view(self, found: PartnerStatus) -> Lease:
-        model, partner = found.model, found.partner
+    def _view(self, status: PartnerStatus) -> Lease:
+        model, partner = status.model, status.partner
         return Lease(
-            id=found.id,
+            id=status.id,
             holder=partner.holder,
             state=_STATES[model.state],
             reason=model.reason,
@@ -175,7 +175,7 @@ class Partners:
             devices=list(model.devices),
             measured_mib=model.measured_mib,
             ttl_s=partner.ttl_s,
-            expires_s=None if found.expires_s is None else round(found.expires_s, 3),
+            expires_s=None if status.expires_s is None else round(status.expires_s, 3),
             pid=partner.pid,
             waits_for=list(model.waits_for),
             env=dict(self._environment(model.devices)),
@@ -218,7 +218,7 @@ class Partners:
             log.warning("lease.not_saved", lease=name, reason=error.message)
 
 
-def _gone(name: str) -> NotFoundError:
+def _no_lease(name: str) -> NotFoundError:
     return NotFoundError(
         f"There is no lease {name[:100]!r}, or it has ended: its holder must stop.", code="lease_ended"
     )
@@ -228,13 +228,13 @@ def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
     """Parse a stored lease. Raises LookupError, TypeError or ValueError for anything else."""
     if not isinstance(kept, dict):
         raise TypeError(kept)
-    told: dict[str, object] = dict(kept)
-    devices = tuple(DeviceId(str(device)) for device in _list(told["devices"]))
-    footprint = Footprint(int(str(told["vram_mib"])), FootprintSource.EXPLICIT, "as asked for")
-    gpus, mib, pid = int(str(told["gpus"])), int(str(told["mib"])), told["pid"]
+    fields: dict[str, object] = dict(kept)
+    devices = tuple(DeviceId(str(device)) for device in _list(fields["devices"]))
+    footprint = Footprint(int(str(fields["vram_mib"])), FootprintSource.EXPLICIT, "as asked for")
+    gpus, mib, pid = int(str(fields["gpus"])), int(str(fields["mib"])), fields["pid"]
     priority = min(DEFAULT_PRIORITY.values())
     spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=gpus, pin=True, drain_s=0.0)
-    partner = Partner(str(told["holder"]), float(str(told["ttl_s"])), pid=None if pid is None else int(str(pid)))
+    partner = Partner(str(fields["holder"]), float(str(fields["ttl_s"])), pid=None if pid is None else int(str(pid)))
     return LeaseRestored(spec, partner, devices, mib)
 
 

@@ -35,7 +35,7 @@ from supervisor.core.replicas import expanded
 from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
 from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.sizes import Warnings, tell_sizes, warnings_of
+from supervisor.daemon.sizes import Warnings, log_model_sizes, warnings_of
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
 from supervisor.io import notify
 from supervisor.schema.daemon import Difference, Stop
@@ -85,11 +85,11 @@ class _Prepared:
     specs: tuple[ModelSpec, ...]
     needs_restart: tuple[str, ...]
     warnings: Warnings
-    leaving: frozenset[ModelId]  # models of folders whose files are gone, and that are not idle yet
+    removed_busy: frozenset[ModelId]  # models of folders whose files are gone, and that are not idle yet
 
 
 @dataclass(slots=True)
-class _Wish:
+class _ReloadRequest:
     """The combined request of all callers that share the next reload."""
 
     causes: dict[str, None] = field(default_factory=dict)
@@ -108,10 +108,10 @@ class Reloader:
             daemon.catalog.server.host: "server.host",
         }
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
-        self._wish: _Wish | None = None  # of `_last`, until it begins
+        self._next_request: _ReloadRequest | None = None  # of `_last`, until it begins
         self._read = self._stamps()
         self._models = self._model_stamps()  # of the files of `models_from` that were looked at
-        self._leaving: frozenset[ModelId] = frozenset()
+        self._removed_busy: frozenset[ModelId] = frozenset()
 
     @property
     def configuration(self) -> Configuration:
@@ -136,11 +136,11 @@ class Reloader:
 
     def begin(self, cause: str, *, force: bool = False) -> asyncio.Task[Difference | LlmuxError]:
         """Begin a reload, or share the next one. The result is logged."""
-        if self._wish is None or self._last is None:
-            self._wish = _Wish()
+        if self._next_request is None or self._last is None:
+            self._next_request = _ReloadRequest()
             self._last = asyncio.create_task(self._reload_after(self._last), name="reload")
-        self._wish.causes[cause] = None
-        self._wish.force |= force
+        self._next_request.causes[cause] = None
+        self._next_request.force |= force
         return self._last
 
     async def preview(self, *, force: bool = False) -> Difference:
@@ -166,23 +166,23 @@ class Reloader:
             now = await asyncio.to_thread(self._stamps) if self._daemon.catalog.server.watch else self._read
             models = await asyncio.to_thread(self._model_stamps) if self._daemon.catalog.models_from else {}
             is_new = (now, models) != (self._read, self._models)
-            if (is_new and (now, models) == (before, models_before)) or self._leaving - self._busy():
+            if (is_new and (now, models) == (before, models_before)) or self._removed_busy - self._busy():
                 await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
             before, models_before = now, models
 
     async def _reload_after(self, previous: asyncio.Task[Difference | LlmuxError] | None) -> Difference | LlmuxError:
         if previous is not None:
             await asyncio.wait({previous})
-        wish, self._wish = self._wish, None
-        assert wish is not None
-        cause = ", ".join(wish.causes)
+        request, self._next_request = self._next_request, None
+        assert request is not None
+        cause = ", ".join(request.causes)
         if self._is_stopping():
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
         refused = ""
         try:
             models = await asyncio.to_thread(self._model_stamps)
-            outcome, self._read = await self._when_still(force=wish.force)
+            outcome, self._read = await self._when_still(force=request.force)
             self._models = models
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
@@ -267,7 +267,7 @@ class Reloader:
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
         devices = [device.spec for device in self._daemon.sampler.devices()]
         catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
-        catalog, leaving = _with_leaving(catalog, running, busy)
+        catalog, removed_busy = _with_removed_busy(catalog, running, busy)
         problems: list[str] = []
         keyring = Keyring()
         try:
@@ -284,7 +284,9 @@ class Reloader:
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
         specs = specs_on(catalog, devices, learned)
-        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices), leaving)
+        return _Prepared(
+            catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices), removed_busy
+        )
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """Changes that look like an accident with a file rather than intended."""
@@ -304,8 +306,8 @@ class Reloader:
         daemon, after = self._daemon, prepared.catalog
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
-        tell_sizes(after, prepared.warnings, daemon.catalog)
-        self._leaving = prepared.leaving
+        log_model_sizes(after, prepared.warnings, daemon.catalog)
+        self._removed_busy = prepared.removed_busy
         rechecking.apply(daemon, after, prepared.keyring, prepared.specs)
 
     def _difference(self, prepared: _Prepared) -> Difference:
@@ -334,7 +336,7 @@ class Reloader:
             needs_restart=prepared.needs_restart,
             warnings=(
                 *(f"{spec.id} can't run here: {spec.trouble}" for spec in prepared.specs if spec.trouble),
-                *(f"{model}: {told}" for model, told in prepared.warnings),
+                *(f"{model}: {warning}" for model, warning in prepared.warnings),
                 *prepared.catalog.unread,
             ),
         )
@@ -365,28 +367,30 @@ def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
         for name, model in catalog.models.items()
         if model.troubles
         and (before := running.models.get(name)) is not None
-        and before.written == model.written
+        and before.as_configured == model.as_configured
         and not before.troubles
     }
     return catalog.of({**catalog.models, **kept}) if kept else catalog
 
 
-def _with_leaving(catalog: Catalog, running: Catalog, busy: frozenset[ModelId]) -> tuple[Catalog, frozenset[ModelId]]:
+def _with_removed_busy(
+    catalog: Catalog, running: Catalog, busy: frozenset[ModelId]
+) -> tuple[Catalog, frozenset[ModelId]]:
     """The catalog with those models of folders whose files are gone but which have requests. They are removed once idle."""
-    leaving = {
+    removed = {
         name: model
         for name, model in running.models.items()
         if name in busy and name not in catalog.models and running.is_local(model)
     }
-    if not leaving:
+    if not removed:
         return catalog, frozenset()
     origins = {
         at: place
         for at, place in running.origins.items()
-        if at[:1] == ("models",) and at[1:2] in {(name,) for name in leaving}
+        if at[:1] == ("models",) and at[1:2] in {(name,) for name in removed}
     }
-    kept = replace(catalog.of({**catalog.models, **leaving}), origins={**catalog.origins, **origins})
-    return kept, frozenset(leaving)
+    kept = replace(catalog.of({**catalog.models, **removed}), origins={**catalog.origins, **origins})
+    return kept, frozenset(removed)
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:

@@ -32,7 +32,7 @@ class RunnerMetrics(Collector):
             lambda counted: (counted[0], counted[1], counted[3]),
         )
         daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
-        daemon.metrics.tell(self)
+        daemon.metrics.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges that are read at each scrape, for the registry."""
@@ -60,9 +60,9 @@ class RunnerMetrics(Collector):
             if estimate is None:
                 continue
             workers = len(status.replicas)
-            held_mib = status.lease_mib if status.measured_mib is None else status.measured_mib
+            reserved_mib = status.lease_mib if status.measured_mib is None else status.measured_mib
             weights, cache = estimate.weights_mib * workers, estimate.cache_mib * workers
-            other = max(0, (held_mib or 0) - weights - cache)
+            other = max(0, (reserved_mib or 0) - weights - cache)
             for part, mib in (("weights", weights), ("kv_cache", cache), ("other", other)):
                 family.add_metric([status.id, part], mib * MIB)
         return family

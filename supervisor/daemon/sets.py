@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from supervisor.core.events import PinAsked
+from supervisor.core.events import PinRequested
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.reload import Reloader
 from supervisor.errors import LlmuxError, NotFoundError
@@ -59,5 +59,5 @@ class Sets:
             await daemon.runtime.activate(before)
             raise
         for model in daemon.catalog.models:
-            daemon.engine.post(PinAsked(model, None))
+            daemon.engine.post(PinRequested(model, None))
         log.info("set.switched", active=name, before=before)

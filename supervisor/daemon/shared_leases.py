@@ -45,7 +45,7 @@ HOST_PREFIX: Final = "host:"
 
 
 @dataclass(slots=True)
-class _Held:
+class _StoredLease:
     """A lease of ours in the store."""
 
     shares: Mapping[str, Share]  # by the store's name of the device
@@ -72,7 +72,7 @@ class SharedLeases:
         self._prefix = f"{socket.gethostname()}:{instance}:"
         self._ttl_s = ttl_s
         self._clock = clock
-        self._held: dict[Holder, _Held] = {}
+        self._stored: dict[Holder, _StoredLease] = {}
         self._asking: set[Holder] = set()
         self._lost: set[Holder] = set()  # told to stop
         self._reported: LeasesSeen | None = None
@@ -80,7 +80,7 @@ class SharedLeases:
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
-    async def gate(self, effect: StartWorker) -> Crash | None:
+    async def lease_for_start(self, effect: StartWorker) -> Crash | None:
         """Lease a worker's memory before it starts. A refusal doesn't count as the worker's fault, and is retried."""
         trouble = await self.take((effect.model, effect.generation), effect.devices, effect.lease_mib)
         return None if trouble is None else Crash(CrashClass.HOST, trouble)
@@ -105,7 +105,7 @@ class SharedLeases:
         before = self._clock()
         refusal = await self._store.take(self._name(holder), shares, self._ttl_s, has_it=has_it)
         if refusal is None:
-            self._held[holder] = _Held(shares, before + self._ttl_s)
+            self._stored[holder] = _StoredLease(shares, before + self._ttl_s)
         return refusal
 
     def _name(self, holder: Holder) -> str:
@@ -132,43 +132,43 @@ class SharedLeases:
 
     async def _reconcile(self) -> None:
         """Make our leases in the store equal to those in our ledger."""
-        ours = self._ours()
-        for holder, mib in ours.items():
-            held = self._held.get(holder)
-            if holder in self._asking or self._is_fresh(held):
+        own = self._own_leases()
+        for holder, mib in own.items():
+            stored = self._stored.get(holder)
+            if holder in self._asking or self._is_fresh(stored):
                 continue
             refusal = await self._take(holder, mib, has_it=True)
             if refusal is not None:
                 self._lose(holder, f"its lease in the lease store is gone, and {refusal}")
-        self._lost &= ours.keys()
-        for holder in [holder for holder in self._held if holder not in ours and holder not in self._asking]:
-            await self._store.release(self._name(holder), tuple(self._held[holder].shares))
-            del self._held[holder]
+        self._lost &= own.keys()
+        for holder in [holder for holder in self._stored if holder not in own and holder not in self._asking]:
+            await self._store.release(self._name(holder), tuple(self._stored[holder].shares))
+            del self._stored[holder]
 
-    def _is_fresh(self, held: _Held | None) -> bool:
-        return held is not None and held.is_there and held.until - self._clock() > self._ttl_s - RENEW_S
+    def _is_fresh(self, stored: _StoredLease | None) -> bool:
+        return stored is not None and stored.is_there and stored.until - self._clock() > self._ttl_s - RENEW_S
 
-    def _ours(self) -> dict[Holder, dict[DeviceId, int]]:
+    def _own_leases(self) -> dict[Holder, dict[DeviceId, int]]:
         """Holder → its memory by device: all leases in our ledger, except starting ones that weren't requested in the store yet."""
-        ours: dict[Holder, dict[DeviceId, int]] = {}
+        own: dict[Holder, dict[DeviceId, int]] = {}
         for device in self._engine.devices():
             for lease in device.leases:
-                was_asked = lease.phase is not Phase.STARTING or lease.holder in self._held
-                if device.id in self._names and was_asked:
-                    ours.setdefault(lease.holder, {})[device.id] = lease.mib
-        return ours
+                was_requested = lease.phase is not Phase.STARTING or lease.holder in self._stored
+                if device.id in self._names and was_requested:
+                    own.setdefault(lease.holder, {})[device.id] = lease.mib
+        return own
 
     async def _look(self) -> None:
         """Report others' leases to the engine, and release leases that an earlier daemon of this instance left."""
         is_open, seen = await self._store.look(list(self._names.values()))
-        known = {self._name(holder) for holder in (*self._ours(), *self._held, *self._asking)}
+        known = {self._name(holder) for holder in (*self._own_leases(), *self._stored, *self._asking)}
         others: dict[DeviceId, int] = {}
         for device, name in self._names.items():
             for left in [field for field in seen[name] if field.startswith(self._prefix) and field not in known]:
                 await self._store.release(left, (name,))
             others[device] = sum(mib for field, mib in seen[name].items() if not field.startswith(self._prefix))
-        for holder, held in self._held.items():
-            held.is_there = all(self._name(holder) in seen[name] for name in held.shares)
+        for holder, stored in self._stored.items():
+            stored.is_there = all(self._name(holder) in seen[name] for name in stored.shares)
         if is_open and self._reported is not None and self._reported.trouble is not None:
             log.info("leases.reachable")
         trouble = None if is_open else JUST_BEGUN
@@ -183,12 +183,12 @@ class SharedLeases:
 
     def _stop_expired(self) -> None:
         partners = {status.id for status in self._engine.partners()}
-        for holder, held in list(self._held.items()):
-            if self._clock() >= held.until - (PARTNER_STOP_S if holder[0] in partners else STOP_S):
+        for holder, stored in list(self._stored.items()):
+            if self._clock() >= stored.until - (PARTNER_STOP_S if holder[0] in partners else STOP_S):
                 self._lose(holder, "its lease in the lease store could not be renewed, so others may take its memory")
 
     def _lose(self, holder: Holder, reason: str) -> None:
-        self._held.pop(holder, None)
+        self._stored.pop(holder, None)
         if holder in self._lost:
             return
         self._lost.add(holder)
@@ -200,9 +200,9 @@ class SharedLeases:
         if released:
             partners = {status.id for status in self._engine.partners()}
             with contextlib.suppress(StoreUnreachableError):
-                for holder, held in self._held.items():
+                for holder, stored in self._stored.items():
                     if holder[0] not in partners:
-                        await self._store.release(self._name(holder), tuple(held.shares))
+                        await self._store.release(self._name(holder), tuple(stored.shares))
         await self._store.close()
 
 

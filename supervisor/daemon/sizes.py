@@ -18,13 +18,13 @@ Warnings = tuple[tuple[ModelId, str], ...]
 def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> Warnings:
     """Problems with the memory of models that can run here, and with pins that don't fit together."""
     usable = (spec for spec in specs if not spec.trouble)
-    told = [(spec.id, told) for spec in usable for told in memory_warnings(catalog.models[spec.id], spec, devices)]
+    warnings = [(spec.id, text) for spec in usable for text in memory_warnings(catalog.models[spec.id], spec, devices)]
     if (pins := pins_warning(specs, devices)) is not None:
-        told.append(pins)
-    return tuple(told)
+        warnings.append(pins)
+    return tuple(warnings)
 
 
-def tell_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:
+def log_model_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:
     """Log the warnings, and the sizes and unusable files that differ from `before`."""
     for model in catalog.models.values():
         known = before.models.get(model.id) if before is not None else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import asdict
 
 from supervisor.core.types import Generation, ModelId
-from supervisor.fleet.steps import told
+from supervisor.fleet.steps import steps_of
 from supervisor.gateway.request import Request
 from supervisor.schema.request import Step
 
@@ -39,16 +39,16 @@ class Steps:
         for request in requests:
             if (ticket := request.attempt.ticket) is not None and ticket.generation is not None:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(request)
-        news: list[Request] = []
-        for worker, asked in by_worker.items():
+        changed: list[Request] = []
+        for worker, waiting in by_worker.items():
             if not (steps := await self._poll(worker)):
                 continue
-            for request in asked:
+            for request in waiting:
                 found = steps.get(request.request_id.decode("latin-1"))
                 if found is not None and found != request.attempt.step:
                     request.attempt.step = found
-                    news.append(request)
-        return news
+                    changed.append(request)
+        return changed
 
     def watch(self) -> None:
         """Publish `progress` events from now on, as long as somebody subscribes to them."""
@@ -58,9 +58,9 @@ class Steps:
     async def _watch(self) -> None:
         daemon = self._daemon
         while daemon.hub.wants("progress"):
-            news = await self.look(daemon.requests.running())
+            changed = await self.look(daemon.requests.running())
             left = {request.ticket_id for request in daemon.requests.running()}  # the others ended during the poll
-            for request in (request for request in news if request.ticket_id in left):
+            for request in (request for request in changed if request.ticket_id in left):
                 about = {"id": request.ticket_id, "request_id": request.request_id.decode("latin-1")}
                 assert request.attempt.step is not None
                 daemon.hub.publish("progress", {**about, "model": request.name, **asdict(request.attempt.step)})
@@ -68,4 +68,4 @@ class Steps:
 
     async def _poll(self, worker: _Worker) -> Mapping[str, Step]:
         found = self._daemon.fleet.steps_source(*worker)
-        return {} if found is None else await told(*found)
+        return {} if found is None else await steps_of(*found)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.events import Configured, PinAsked, RequestFinished, UnloadAsked, WorkerAdopted
+from supervisor.core.events import Configured, PinRequested, RequestFinished, UnloadRequested, WorkerAdopted
 from supervisor.core.types import REMOTE, DeviceSpec, ModelSpec, TicketId, base_of
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover_messages import (
@@ -51,7 +51,7 @@ class Takeover:
         self._running: set[TicketId] = set()  # the predecessor's requests
         self._following: asyncio.Task[None] | None = None
 
-    async def ask(self, address: tuple[str, int]) -> HandoverState:
+    async def request_state(self, address: tuple[str, int]) -> HandoverState:
         """Request the hand-over. Returns copies of the predecessor's state. The predecessor may first wait for running loads.
 
         Raises TakeoverError.
@@ -125,9 +125,9 @@ class Takeover:
         models = tuple(self._overridden(daemon, spec) for spec in configured.models)
         daemon.engine.post(replace(configured, models=models))
         for model, pin in self._inheritance.pins.items():
-            daemon.engine.post(PinAsked(model, pin))
-        for model in self._inheritance.dismissed:
-            daemon.engine.post(UnloadAsked(model))
+            daemon.engine.post(PinRequested(model, pin))
+        for model in self._inheritance.unloaded_by_operator:
+            daemon.engine.post(UnloadRequested(model))
 
     def _overridden(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
         """The specification with an operator's overrides, if they are still valid. Otherwise its worker is replaced."""
@@ -154,7 +154,7 @@ class Takeover:
         for store in self.stores:
             await store.settle()
         for process in self._processes:
-            process.tell(b"adopt %d\n" % os.getpid())
+            process.send_line(b"adopt %d\n" % os.getpid())
         self._following = asyncio.create_task(self._follow(daemon), name="predecessor")
 
     @property

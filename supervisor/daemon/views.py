@@ -60,7 +60,7 @@ def model_view(daemon: Daemon, model: ModelId) -> ModelView | None:
         idle_s=_rounded(status.idle_s, 3),
         keep_alive_s=status.spec.keep_alive_s,
         unload_s=_rounded(status.unload_s, 1),
-        held_s=_rounded(status.held_s, 1),
+        held_s=_rounded(status.protected_s, 1),
         in_flight=status.in_flight,
         queued=status.queued,
         waits_for=list(status.waits_for),
@@ -86,11 +86,11 @@ def model_view(daemon: Daemon, model: ModelId) -> ModelView | None:
 
 def _warnings(daemon: Daemon, model: CatalogModel, status: ModelStatus) -> list[str]:
     devices = [one.spec for one in daemon.sampler.devices()]
-    told = [*memory_warnings(model, status.spec, devices)]
+    warnings = [*memory_warnings(model, status.spec, devices)]
     if status.pinned:
         pins = pins_warning(daemon.engine.pinned(), devices)
-        told += [pins[1]] if pins is not None and pins[0] == status.id else []
-    return told
+        warnings += [pins[1]] if pins is not None and pins[0] == status.id else []
+    return warnings
 
 
 def _rounded(seconds: float | None, digits: int) -> float | None:
@@ -149,7 +149,11 @@ def _replica(status: ModelStatus, worker: WorkerFacts | None) -> Replica:
 
 def _crash(status: ModelStatus) -> Crash | None:
     crash = status.crash
-    return None if crash is None else Crash(crash.kind.value, crash.told, crash.exit_code, list(crash.log_tail))
+    return (
+        None
+        if crash is None
+        else Crash(crash.kind.value, crash.operator_summary, crash.exit_code, list(crash.log_tail))
+    )
 
 
 def _footprint(footprint: core.Footprint) -> Footprint:

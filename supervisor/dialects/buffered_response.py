@@ -18,7 +18,7 @@ class BufferedResponse(abc.ABC):
     """A `StreamTranslation` that holds an answer in JSON until it is complete. Anything but an object passes unchanged."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     @abc.abstractmethod
     def changed(self, fields: Fields) -> Fields | None:
@@ -27,12 +27,12 @@ class BufferedResponse(abc.ABC):
     @property
     def gathered(self) -> int:
         """See StreamTranslation."""
-        return len(self._held)
+        return len(self._buffer)
 
     def feed(self, piece: bytes) -> bytes:
         """Nothing yet; or everything, once the answer is too long to be held."""
-        self._held += piece
-        return self._taken() if len(self._held) > ANSWER_LIMIT else b""
+        self._buffer += piece
+        return self._taken() if len(self._buffer) > ANSWER_LIMIT else b""
 
     def end(self) -> bytes:
         """The whole answer."""
@@ -44,5 +44,5 @@ class BufferedResponse(abc.ABC):
         return body if fields is None else msgspec.json.encode(fields)
 
     def _taken(self) -> bytes:
-        taken, self._held = bytes(self._held), bytearray()
+        taken, self._buffer = bytes(self._buffer), bytearray()
         return taken

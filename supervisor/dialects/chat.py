@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import UpstreamError
-from supervisor.gateway.body.typed import UNREADABLE, worker_said
+from supervisor.gateway.body.typed import UNREADABLE, decoded_answer
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
 from supervisor.gateway.upstream_error import WorkerAnswerError
@@ -127,8 +127,8 @@ class Measured:
         """Add the figures of the next event of a stream, which came just now."""
         self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
         if self.first_at is None and event.choices:
-            said = event.choices[0].delta
-            if said.content or said.thought or said.refusal or said.tool_calls:
+            delta = event.choices[0].delta
+            if delta.content or delta.thought or delta.refusal or delta.tool_calls:
                 self.first_at = clock()
 
 
@@ -137,7 +137,7 @@ _answer: Final = msgspec.json.Decoder(Answer).decode
 
 def whole(body: bytes) -> Answer:
     """A whole answer. Raises UpstreamError for anything but a chat completion with a choice."""
-    answer = worker_said(_answer, body, "chat completion")
+    answer = decoded_answer(_answer, body, "chat completion")
     if not answer.choices:
         raise UpstreamError("The worker's answer is a chat completion without a choice.")
     answer.choices[0].message.content = answer.choices[0].message.content or answer.choices[0].text

@@ -28,7 +28,7 @@ from typing import Any, assert_never
 import structlog
 
 from supervisor.core.decisions import DecisionLog
-from supervisor.core.demand import ANY, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, Demand
 from supervisor.core.effects import (
     Alert,
     AskClients,
@@ -45,14 +45,14 @@ from supervisor.core.effects import (
 from supervisor.core.events import (
     ClientsRead,
     Event,
-    LeaseAsked,
-    LoadAsked,
+    LeaseRequested,
+    LoadRequested,
     Mishandled,
     RequestArrived,
     RequestFinished,
-    ShutdownAsked,
+    ShutdownRequested,
     Tick,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
     WorkerExited,
     WorkerReady,
@@ -66,8 +66,8 @@ from supervisor.core.waiting import first_to_serve
 from supervisor.engine.recording import Recording
 from supervisor.engine.sampling import Sampling
 from supervisor.engine.status import ReadDoor
-from supervisor.engine.ticket import Client, HandedOverError, Ticket, held_up, rejection
-from supervisor.engine.waits import Wait, Waits
+from supervisor.engine.ticket import Client, HandedOverError, Ticket, blocking_reads, rejection
+from supervisor.engine.waits import Waits, WaitTrace
 from supervisor.errors import LeaseUnavailableError, NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import HolderPids, MemorySampler, WorkerKey
@@ -168,7 +168,7 @@ class Engine(ReadDoor):
                 if settled:
                     settled = False
                     self.last_decision_s = took
-                if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
+                if isinstance(following, (WorkerReady, WorkerExited, LoadRequested)):
                     self._sampling.soon()
             self._notify(began, following, effects, is_settled=is_settled)
         self._handling = False
@@ -267,7 +267,7 @@ class Engine(ReadDoor):
                 if (ticket := self._tickets.get(ticket_id)) is not None:
                     ticket.cut(reason)
             case AskClients(model, generation):
-                self._events.append(ClientsRead(model, generation, held_up(self._tickets.values(), effect)))
+                self._events.append(ClientsRead(model, generation, blocking_reads(self._tickets.values(), effect)))
             case Learn(model, device, mib=mib):
                 self._store(effect)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
@@ -300,7 +300,9 @@ class Engine(ReadDoor):
 
     # --------------------------------------------------------------------------------------------------------- requests
 
-    def ask(self, ticket_id: TicketId, model: ModelId, demand: Demand = ANY, client: Client | None = None) -> Ticket:
+    def ask(
+        self, ticket_id: TicketId, model: ModelId, demand: Demand = DEFAULT_DEMAND, client: Client | None = None
+    ) -> Ticket:
         """Ask for a worker of `model`. Where one is ready and has room the ticket has its `upstream`; else await `admitted`.
 
         The engine interrupts `client` when it cuts the request. `finish()` the ticket.
@@ -314,10 +316,10 @@ class Engine(ReadDoor):
             raise
         return ticket
 
-    async def admitted(self, ticket: Ticket, waits: list[Wait], asked: str) -> None:
+    async def admitted(self, ticket: Ticket, waits: list[WaitTrace], name: str) -> None:
         """Wait until a worker takes the request, and append the wait to `waits`. Returns at once where a worker has it.
 
-        `asked`: the name by which the client asked for the model; errors use it. After an error or a cancellation the
+        `name`: the name by which the client asked for the model; errors use it. After an error or a cancellation the
         ticket is finished. Raises NotFoundError, RateLimitError, BudgetError, QueueTimeoutError, UnavailableError, and
         HandedOverError after a hand-over.
         """
@@ -334,7 +336,7 @@ class Engine(ReadDoor):
                 wait.end(ticket.admitted or self.clock())
         if ticket.upstream is None:
             del self._tickets[ticket.id]
-            raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked)
+            raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, name)
 
     def look(self, ticket_id: TicketId, model: ModelId) -> Ticket | None:
         """A ticket for a request that only looks at what a worker does; None: no worker answers.
@@ -390,13 +392,13 @@ class Engine(ReadDoor):
 
     # ---------------------------------------------------------------------------------------- loads, unloads and leases
 
-    async def load(self, model: ModelId, asked: str | None = None) -> None:
+    async def load(self, model: ModelId, requested_name: str | None = None) -> None:
         """Load `model` and return when it is ready: of several replicas, the first. Cancelling stops waiting only.
 
-        `asked`: the name for it in errors. Raises NotFoundError, and UnavailableError when it can't be loaded.
+        `requested_name`: the name for it in errors. Raises NotFoundError, and UnavailableError when it can't be loaded.
         """
-        name = asked or model
-        self.post(LoadAsked(model))
+        name = requested_name or model
+        self.post(LoadRequested(model))
         while True:
             self._check_handed_over()
             known = self._scheduler.state.models.get(model)
@@ -418,16 +420,18 @@ class Engine(ReadDoor):
                 raise UnavailableError(message, code=code, detail=crash.log_tail)
             await self._next_event()
 
-    async def unload(self, model: ModelId, asked: str | None = None, order: UnloadAsked | None = None) -> None:
+    async def unload(
+        self, model: ModelId, requested_name: str | None = None, order: UnloadRequested | None = None
+    ) -> None:
         """Unload `model` with all its replicas and return when their memory is back. Requests may load it again.
 
-        Cancelling stops waiting only. `asked`: the name for it in errors. Raises UnavailableError when a worker can't be
+        Cancelling stops waiting only. `requested_name`: the name for it in errors. Raises UnavailableError when a worker can't be
         killed, or its memory has not come back for too long.
         """
         state = self._scheduler.state
         replicas = state.replicas(state.models[model]) if model in state.models else []
         before = {each.id: each.generation for each in replicas if each.has_worker}
-        self.post(order or UnloadAsked(model))
+        self.post(order or UnloadRequested(model))
         while True:
             self._check_handed_over()
             found = [each for name, start in before.items() if (each := state.current(name, start)) is not None]
@@ -435,25 +439,25 @@ class Engine(ReadDoor):
             if not left:
                 return
             for each in left:
-                self._check_quarantine(each, asked or model)
+                self._check_quarantine(each, requested_name or model)
             await self._next_event()
 
-    async def lease(self, asked: LeaseAsked) -> None:
+    async def lease(self, request: LeaseRequested) -> None:
         """Ask for memory for a process that isn't ours, and return when it is granted. See `daemon.partners`.
 
         Cancelling stops waiting only: the caller posts LeaseEnded in the end, also after an error. Raises
         LeaseUnavailableError, or UnavailableError during the shutdown.
         """
-        self.post(asked)
+        self.post(request)
         while True:
             self._check_handed_over()
-            found = self._scheduler.state.models.get(asked.spec.id)
+            found = self._scheduler.state.models.get(request.spec.id)
             if found is None or self._scheduler.state.shutting_down:
                 raise UnavailableError("llmux is shutting down; try again in a moment.", code="shutting_down")
             if found.state is WorkerState.READY:
                 return
             if found.asked_at is None:
-                raise LeaseUnavailableError(f"{asked.partner.holder} got no lease: {found.life.reason}")
+                raise LeaseUnavailableError(f"{request.partner.holder} got no lease: {found.life.reason}")
             await self._next_event()
 
     # --------------------------------------------------------------------------------------------- waiting for a change
@@ -470,9 +474,9 @@ class Engine(ReadDoor):
             if not watcher.done():
                 watcher.set_result(None)
 
-    def _check_quarantine(self, found: ModelState, name: str) -> None:
+    def _check_quarantine(self, model: ModelState, name: str) -> None:
         """Raise UnavailableError if the worker can't be killed, or its memory is long overdue: that may never end."""
-        reason = self._scheduler.state.ledger.quarantined_by(found.holder)
+        reason = self._scheduler.state.ledger.quarantined_by(model.holder)
         if reason is not None:
             raise UnavailableError(f"{name}'s worker {reason}", code="device_quarantined")
 
@@ -501,7 +505,7 @@ class Engine(ReadDoor):
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""
-        self.post(ShutdownAsked())
+        self.post(ShutdownRequested())
         while any(
             found.has_worker and not found.exited and not found.stuck for found in self._scheduler.state.models.values()
         ):
@@ -542,7 +546,7 @@ class Engine(ReadDoor):
     # -------------------------------------------------------------------------------------------------------- hand-over
 
     def freeze(self) -> None:
-        """Handle nothing until `thaw` or `leave`: posted events wait. Call it outside of events."""
+        """Handle nothing until `thaw` or `hand_over`: posted events wait. Call it outside of events."""
         assert not self._handling
         self._handling = True
 
@@ -551,7 +555,7 @@ class Engine(ReadDoor):
         self._handle(None)
 
     async def calm(self) -> None:
-        """After HandoverAsked: wait until no worker is starting or stopping. Raises UnavailableError if one can't be stopped."""
+        """After HandoverRequested: wait until no worker is starting or stopping. Raises UnavailableError if one can't be stopped."""
         while True:
             busy = [
                 found
@@ -590,12 +594,12 @@ class Engine(ReadDoor):
         """The models that an operator pinned (True) or unpinned (False)."""
         return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
 
-    def dismissed(self) -> tuple[ModelId, ...]:
+    def unloaded_by_operator(self) -> tuple[ModelId, ...]:
         """The models that an operator unloaded and nobody has asked for since."""
         models = self._scheduler.state.models.values()
-        return tuple(model.id for model in models if model.dismissed and model.spec.replica_of is None)
+        return tuple(model.id for model in models if model.unloaded_by_operator and model.spec.replica_of is None)
 
-    def leave(self, finished: Callable[[TicketId], None]) -> None:
+    def hand_over(self, finished: Callable[[TicketId], None]) -> None:
         """A successor schedules from now on: decide nothing more, and call `finished` for each request that ends.
 
         Everybody who waits for a worker, a load, an unload or a lease gets HandedOverError.

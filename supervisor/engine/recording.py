@@ -26,7 +26,7 @@ from supervisor.core.scheduler import Scheduler
 from supervisor.engine.listener import Listener
 from supervisor.errors import InvalidRequestError
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
 
 _SAME: Final = "&"

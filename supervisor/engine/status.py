@@ -17,7 +17,7 @@ from supervisor.core.effects import Reject
 from supervisor.core.limits import Account, Standing
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.plans import Plan
-from supervisor.core.requests import over
+from supervisor.core.requests import limit_refusal
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import (
@@ -57,7 +57,7 @@ class ModelStatus:
     queued: int
     idle_s: float | None  # None: it has no worker, or its worker has requests
     unload_s: float | None  # until it is unloaded if nobody uses it; None: not before its memory is needed
-    held_s: float | None  # how long no model of equal or lower priority may still evict it; None: any may
+    protected_s: float | None  # how long no model of equal or lower priority may still evict it; None: any may
     eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
     drain_s: float  # how long its requests may run on after an unload that isn't forced
     load_s: float | None  # how long its last load took
@@ -129,7 +129,7 @@ def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
     life, in_flight, queued = model.life, len(model.in_flight), state.queue.count(model.id)
     idle: Mark = ()
     if life.state is WorkerState.READY and not in_flight:
-        idle = (state.stays_until(model, now), state.admission.held_until(model))
+        idle = (state.keep_loaded_until(model, now), state.admission.protected_until(model))
     about = (model.spec, life.state, life.reason, model.generation, model.worker, model.pinned, state.limits)
     waits = (_is_wanted(state, model, queued), state.claims(model.id))
     return (*about, in_flight, queued, *waits, model.load_s, model.crashes.last, model.crashes.retry_at, *idle)
@@ -174,7 +174,7 @@ class PartnerStatus:
         return self.model.id
 
     @property
-    def is_held(self) -> bool:
+    def is_granted(self) -> bool:
         """May its holder use the memory?"""
         return self.model.state is WorkerState.READY
 
@@ -268,8 +268,8 @@ def _worker_status(state: SchedulerState, model: ModelState, now: float) -> Mode
         in_flight=len(model.in_flight),
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
-        unload_s=_idle_until(model, state.stays_until(model, now), now),
-        held_s=_idle_until(model, state.admission.held_until(model), now),
+        unload_s=_idle_until(model, state.keep_loaded_until(model, now), now),
+        protected_s=_idle_until(model, state.admission.protected_until(model), now),
         eta_s=_eta_s(model, leases, now),
         drain_s=state.admission.ordered_drain_s(model.spec),
         load_s=model.load_s,
@@ -294,7 +294,7 @@ def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadSta
         generation=model.generation,
         is_wanted=is_away
         and not (model.removed or state.shutting_down)
-        and (model.wish is not None or state.waiting_for(model) > 0),
+        and (model.load_intent is not None or state.waiting_for(model) > 0),
         is_remote=model.spec.remote,
         load_s=model.load_s,
         devices=model.devices if model.has_worker else (),
@@ -332,8 +332,8 @@ def partner_status(state: SchedulerState, model: ModelState, now: float) -> Part
     """The status of a partner's lease. The model must stand for a partner."""
     partner = model.partner
     assert partner is not None
-    is_held = model.state is WorkerState.READY and partner.until is not None
-    expires_s = max(0.0, (partner.until or 0.0) - now) if is_held else None
+    is_granted = model.state is WorkerState.READY and partner.until is not None
+    expires_s = max(0.0, (partner.until or 0.0) - now) if is_granted else None
     return PartnerStatus(model_status(state, model, now), partner, expires_s)
 
 
@@ -373,7 +373,7 @@ class ReadDoor:
     def answering(self) -> list[ModelId]:
         """The models that have a worker which takes new requests."""
         models = self._scheduler.state.models.values()
-        return [*dict.fromkeys(found.line for found in models if found.answering and found.partner is None)]
+        return [*dict.fromkeys(found.queue_key for found in models if found.answering and found.partner is None)]
 
     def figures(self) -> list[ModelFigures]:
         """The figures of every model, in the order of `models`."""
@@ -440,7 +440,7 @@ class ReadDoor:
     def over(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
         """The rejection that a request of these accounts would get now; None: no limit is reached."""
         reached = self._scheduler.state.admission.accounts.reached(accounts, self.clock())
-        return None if reached is None else over(ticket, reached)
+        return None if reached is None else limit_refusal(ticket, reached)
 
     def limited(self) -> list[Standing]:
         """Every limit of which some account has used a part."""

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from supervisor.core.demand import Expected
 from supervisor.core.effects import AskClients, QueueLoad, Reject
 from supervisor.core.limits import Counted, Standing
-from supervisor.core.types import ASKED, Devices, Generation, ModelId, RejectCode, TicketId
+from supervisor.core.types import MODEL_PLACEHOLDER, Devices, Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import (
     MAX_RETRY_AFTER_S,
     BudgetError,
@@ -42,7 +42,7 @@ class Client(Protocol):
     def interrupt(self, error: Exception) -> None:
         """End its wait with `error`."""
 
-    def read_while_held_up(self) -> int | None:
+    def read_while_blocked(self) -> int | None:
         """How many bytes of its connection it has read so far; None unless it holds the answer up now."""
 
 
@@ -81,9 +81,9 @@ class Ticket:
             self.client.interrupt(UnavailableError(message, code=code, retry_after_s=5.0))
 
 
-def rejection(effect: Reject, asked: str) -> LlmuxError:
-    """The error that a client gets for the core's Reject. `asked`: the name by which it asked for the model."""
-    message = effect.message.replace(ASKED, asked)
+def rejection(effect: Reject, name: str) -> LlmuxError:
+    """The error that a client gets for the core's Reject. `name`: the name by which it asked for the model."""
+    message = effect.message.replace(MODEL_PLACEHOLDER, name)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(message, code="model_not_found", param="model")
     kind = _KINDS.get(effect.code, UnavailableError)
@@ -107,8 +107,8 @@ def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float |
             return {}
 
 
-def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:
+def blocking_reads(tickets: Iterable[Ticket], effect: AskClients) -> dict[TicketId, int]:
     """How many bytes each client has read that holds up its answer by this worker, by ticket."""
-    running = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (asked.model, asked.generation))
-    read = {ticket.id: ticket.client.read_while_held_up() for ticket in running if ticket.client is not None}
+    running = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (effect.model, effect.generation))
+    read = {ticket.id: ticket.client.read_while_blocked() for ticket in running if ticket.client is not None}
     return {ticket: count for ticket, count in read.items() if count is not None}

@@ -13,11 +13,11 @@ from typing import Final
 
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import ModelId
-from supervisor.core.waiting import WaitKind, WaitReason, awaited
+from supervisor.core.waiting import WaitKind, WaitReason, wait_reason
 
 MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
 
-Part = tuple[WaitReason, float]
+WaitSegment = tuple[WaitReason, float]
 """A part of a wait: the reason, and how many seconds it took."""
 
 _QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
@@ -25,12 +25,12 @@ _QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
 
 @dataclass(slots=True)
 class _Phase:
-    awaited: WaitReason
+    reason: WaitReason
     since: float
     next: _Phase | None = None  # the phase after it; None: it goes on
 
 
-class Wait:
+class WaitTrace:
     """One request's wait for a worker of its model. All times are on the engine's clock."""
 
     __slots__ = ("_parts", "_phase", "model", "since", "until")
@@ -40,10 +40,10 @@ class Wait:
         self.since = since
         self.until: float | None = None  # set iff it is over
         self._phase: _Phase | None = phase  # at its arrival; set until it is over
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[WaitSegment, ...] = ()
 
     @classmethod
-    def lost(cls, model: ModelId, since: float, until: float) -> Wait:
+    def lost(cls, model: ModelId, since: float, until: float) -> WaitTrace:
         """The time that a request lost at a worker which ended before it took the request."""
         wait = cls(model, since, _Phase(WaitReason(WaitKind.RETRY, "another worker: the first ended too early"), since))
         wait.end(until)
@@ -53,7 +53,7 @@ class Wait:
         """The wait is over: keep its parts, and drop its phases."""
         self._parts, self.until, self._phase = _merged(self._walk(now)), now, None
 
-    def parts(self, now: float) -> tuple[Part, ...]:
+    def parts(self, now: float) -> tuple[WaitSegment, ...]:
         """The parts so far, in order."""
         return self._parts if self.until is not None else _merged(self._walk(now))
 
@@ -63,14 +63,14 @@ class Wait:
         phase = self._phase
         while phase is not None and phase.next is not None:
             phase = phase.next
-        return None if phase is None else phase.awaited
+        return None if phase is None else phase.reason
 
-    def _walk(self, now: float) -> Iterable[Part]:
+    def _walk(self, now: float) -> Iterable[WaitSegment]:
         phase, since = self._phase, self.since
         while phase is not None:
             following = phase.next
             until = now if following is None else min(now, following.since)
-            yield phase.awaited, until - since
+            yield phase.reason, until - since
             phase, since = (following if until < now else None), until
 
 
@@ -88,20 +88,20 @@ class Waits:
         before, self._current = self._current, {}
         for name in waiting:
             phase = before.get(name)
-            found = awaited(state, state.models[name])
-            if phase is None or (phase.awaited is not found and phase.awaited != found):
+            found = wait_reason(state, state.models[name])
+            if phase is None or (phase.reason is not found and phase.reason != found):
                 following = _Phase(found, now)
                 if phase is not None:
                     phase.next = following
                 phase = following
             self._current[name] = phase
 
-    def begin(self, model: ModelId, since: float) -> Wait:
+    def begin(self, model: ModelId, since: float) -> WaitTrace:
         """Begin the wait of a request that was queued for this model."""
-        return Wait(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
+        return WaitTrace(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
 
 
-def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _merged(parts: Iterable[WaitSegment]) -> tuple[WaitSegment, ...]:
     listed = tuple(parts)
     if len(listed) <= MOST_PARTS:
         return listed

@@ -34,7 +34,7 @@ class Fleet:
         self._models = models
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
-        self.gate: Callable[[StartWorker], Awaitable[Crash | None]] | None = None  # asked before a worker is started
+        self.before_start: Callable[[StartWorker], Awaitable[Crash | None]] | None = None  # before a worker starts
         self._launcher = launcher
         self._replicas: dict[WorkerKey, Replica] = {}
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -76,8 +76,8 @@ class Fleet:
     def start(self, effect: StartWorker, post: Post) -> None:
         """Begin to start a replica. It reports by events, the last of which is WorkerExited."""
         key, replica = (effect.model, effect.generation), self._replica(effect, post)
-        gate = self.gate(effect) if self.gate is not None and effect.devices != REMOTE else None
-        self._begin(key, replica, post, gate)
+        lease = self.before_start(effect) if self.before_start is not None and effect.devices != REMOTE else None
+        self._begin(key, replica, post, lease)
 
     def adopt(self, key: WorkerKey, model: CatalogModel | None, devices: Devices, started: Started, post: Post) -> None:
         """Go on with a worker that is ready and was handed over; events as after `start`, but for the first WorkerReady.
@@ -92,9 +92,11 @@ class Fleet:
             if isinstance(self._replicas.get(key), Worker):
                 task.cancel()
 
-    def _begin(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None = None) -> None:
+    def _begin(
+        self, key: WorkerKey, replica: Replica, post: Post, lease: Awaitable[Crash | None] | None = None
+    ) -> None:
         self._replicas[key] = replica
-        task = asyncio.create_task(self._run(key, replica, post, gate), name=f"worker {key[0]}:{key[1]}")
+        task = asyncio.create_task(self._run(key, replica, post, lease), name=f"worker {key[0]}:{key[1]}")
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key))
 
@@ -104,9 +106,9 @@ class Fleet:
             return Remote(key, model, self.limits, post)
         return Worker(key, model, effect.devices, self._launcher, self.limits, post, parts_mib=effect.lease_mib)
 
-    async def _run(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None) -> None:
+    async def _run(self, key: WorkerKey, replica: Replica, post: Post, lease: Awaitable[Crash | None] | None) -> None:
         try:
-            crash = await gate if gate is not None else None
+            crash = await lease if lease is not None else None
             if crash is None:
                 crash = await replica.run()
         except Exception as error:

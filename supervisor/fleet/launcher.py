@@ -24,11 +24,11 @@ from supervisor.io.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker whose program runs. Never cancel `gone`."""
+    """A worker whose program runs. Never cancel `exited`."""
 
     spec: LaunchSpec
-    leader_ended: asyncio.Event  # it answers no more; other processes of its tree may live
-    gone: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
+    main_ended: asyncio.Event  # it answers no more; other processes of its tree may live
+    exited: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
     started_at: float | None = None  # on the monotonic clock; None: just now
 
 

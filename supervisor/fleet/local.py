@@ -21,11 +21,11 @@ import structlog
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.catalog import told
+from supervisor.catalog.catalog import troubles_text
 from supervisor.core.types import REMOTE, DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import leftover_containers
-from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
+from supervisor.io.env_lease import EnvironmentRemovedError, EnvLease
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange, exposed, listens_on, owner_check
 from supervisor.io.probe import check_health, check_ready
@@ -54,7 +54,7 @@ _INHERITED = re.compile(
 class _Running:
     process: WorkerProcess
     spec: LaunchSpec
-    gone: asyncio.Task[ProcessExit]
+    exited: asyncio.Task[ProcessExit]
     looked: float  # for progress
 
 
@@ -87,7 +87,7 @@ class LocalLauncher:
             spec, environment = await in_thread(lambda: _prepare(model, context))
             order = self._order(worker, spec, environment)
             if spec.kill_argv is not None:
-                await self._note_remains(worker, order, spec.kill_argv, context.key)
+                await self._note_leftovers(worker, order, spec.kill_argv, context.key)
             process = await spawn(order)
         except BaseException:
             self._release(worker, environment)
@@ -110,9 +110,9 @@ class LocalLauncher:
     def _look_after(
         self, worker: WorkerKey, process: WorkerProcess, spec: LaunchSpec, environment: EnvLease | None
     ) -> Started:
-        gone = asyncio.create_task(self._until_gone(worker, process, environment))
-        self._running[worker] = _Running(process, spec, gone, looked=time.monotonic())
-        return Started(spec, process.leader_ended, gone, process.started_at)
+        exited = asyncio.create_task(self._until_exited(worker, process, environment))
+        self._running[worker] = _Running(process, spec, exited, looked=time.monotonic())
+        return Started(spec, process.main_ended, exited, process.started_at)
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
         process = self._running[worker].process
@@ -133,7 +133,7 @@ class LocalLauncher:
         if spec.kill_argv is not None:  # it runs elsewhere, and whoever listens for it is not in its tree
             look = replace(look, owner=Ownership.OURS)
         elif answer.ok or not starting:
-            owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
+            owner = await _read(worker, lambda: owner_check(spec.port, _main_process_first(running.process)))
             look = replace(look, owner=owner)
         if starting and look.ready and spec.auth is None:
             await _warn_of_exposure(worker, spec.port)
@@ -144,7 +144,7 @@ class LocalLauncher:
             progress = await _read(worker, lambda: read_progress((running.process.shim_pid,), log_file))
             look = replace(look, progress=progress)
             if answer.status is None:
-                elsewhere = await _read(worker, lambda: listens_on(_leader_first(running.process)))
+                elsewhere = await _read(worker, lambda: listens_on(_main_process_first(running.process)))
                 look = replace(look, elsewhere=elsewhere or ())
         return look
 
@@ -173,29 +173,31 @@ class LocalLauncher:
             log=self.log_path(model),
             log_limit=LOG_LIMIT_BYTES,
             stop_argv=spec.stop_argv,
-            remains=self._remains(model) if spec.kill_argv is not None else None,
+            leftovers=self._leftovers_path(model) if spec.kill_argv is not None else None,
             keeps=(environment.record.fileno(),) if environment is not None else (),
         )
 
-    async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
+    async def _until_exited(
+        self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None
+    ) -> ProcessExit:
         end = await process.wait()
-        await self._settle_remains(worker)
+        await self._settle_leftovers(worker)
         del self._running[worker]
         self._release(worker, environment)
         return end
 
-    def _remains(self, model: ModelId) -> Path:
+    def _leftovers_path(self, model: ModelId) -> Path:
         return self.log_path(model).with_suffix(leftover_containers.SUFFIX)
 
-    async def _note_remains(self, worker: WorkerKey, order: SpawnOrder, argv: tuple[str, ...], key: str) -> None:
+    async def _note_leftovers(self, worker: WorkerKey, order: SpawnOrder, argv: tuple[str, ...], key: str) -> None:
         """Raises OSError."""
-        await self._settle_remains(worker)  # of a start that was broken off
-        path, env = self._remains(worker[0]), {name: value for name, value in order.env.items() if value != key}
+        await self._settle_leftovers(worker)  # of a start that was broken off
+        path, env = self._leftovers_path(worker[0]), {name: value for name, value in order.env.items() if value != key}
         await in_thread(lambda: leftover_containers.note(path, argv, env, order.cwd))
 
-    async def _settle_remains(self, worker: WorkerKey) -> None:
+    async def _settle_leftovers(self, worker: WorkerKey) -> None:
         """End what the worker runs outside its processes (a container), if there is anything."""
-        path = self._remains(worker[0])
+        path = self._leftovers_path(worker[0])
         if not path.exists():
             return
         try:
@@ -219,16 +221,16 @@ def inherited() -> dict[str, str]:
 def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
     """The spec for starting the worker, with a lease on its environment. Tries again if that was removed just now."""
     if troubles := model.look():
-        raise ModelUnusableError(told(troubles))
-    gone = None
+        raise ModelUnusableError(troubles_text(troubles))
+    removed = None
     while True:
         spec = model.adapter.launch(model.config, context)
-        if spec.argv[0] == gone:  # a command that names it itself
+        if spec.argv[0] == removed:  # a command that names it itself
             return spec, None
         try:
             return spec, EnvLease.on(spec.argv[0])
-        except EnvironmentGoneError:
-            gone = spec.argv[0]
+        except EnvironmentRemovedError:
+            removed = spec.argv[0]
 
 
 async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
@@ -249,7 +251,7 @@ async def _warn_of_exposure(worker: WorkerKey, port: int) -> None:
         )
 
 
-def _leader_first(process: WorkerProcess) -> Iterator[int]:
+def _main_process_first(process: WorkerProcess) -> Iterator[int]:
     """Usually the leader listens; only where it doesn't, the whole tree is searched."""
     yield process.pid
     yield from process.pids()

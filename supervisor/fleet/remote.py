@@ -48,11 +48,11 @@ class Remote:
         self._limits = limits
         self._post = post
         self._started_at = time.monotonic()
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     def stop(self, *, force: bool) -> None:
         """Stop at once: answers under way break off."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def holder(self) -> None:
         """See `Replica`."""
@@ -78,7 +78,7 @@ class Remote:
         except OSError as error:  # ssl.SSLError is one
             return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {spec.ca_file}: {error}")
         probing = asyncio.create_task(self._watch(upstream))
-        stopped = asyncio.create_task(self._stop_asked.wait())
+        stopped = asyncio.create_task(self._stop_requested.wait())
         try:
             await asyncio.wait({probing, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return (

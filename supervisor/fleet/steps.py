@@ -16,11 +16,11 @@ TIMEOUT_S: Final = 1.0
 LIMIT: Final = 64 * 1024
 
 
-class _Told(msgspec.Struct):
+class _StepReport(msgspec.Struct):
     requests: dict[str, Step]
 
 
-async def told(upstream: Upstream, path: str) -> Mapping[str, Step]:
+async def steps_of(upstream: Upstream, path: str) -> Mapping[str, Step]:
     """The steps of the worker's running requests, by `x-request-id`; empty where it doesn't answer in time."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -29,6 +29,6 @@ async def told(upstream: Upstream, path: str) -> Mapping[str, Step]:
                 data = await response.read(LIMIT) if response.status == 200 else b"{}"
             finally:
                 response.close()
-        return msgspec.json.decode(data, type=_Told).requests
+        return msgspec.json.decode(data, type=_StepReport).requests
     except (TimeoutError, LlmuxError, msgspec.MsgspecError):
         return {}

@@ -27,8 +27,8 @@ from supervisor.core.types import Crash, CrashClass, Devices, Parts, base_of
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
-from supervisor.fleet.steps import told
-from supervisor.io.logs import TELLING_LINES, classify, tail
+from supervisor.fleet.steps import steps_of
+from supervisor.io.logs import CRASH_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_inference, startup_delay_s
@@ -95,9 +95,9 @@ class Worker:
     # --------------------------------------------------------------------------------------------------- from outside
 
     def stop(self, *, force: bool) -> None:
-        for asked in (self._stopped, self._forced) if force else (self._stopped,):
-            if not asked.done():
-                asked.set_result(None)
+        for request in (self._stopped, self._forced) if force else (self._stopped,):
+            if not request.done():
+                request.set_result(None)
 
     def holder(self) -> HolderPids:
         pids = self._launcher.list().get(self._key)
@@ -139,24 +139,24 @@ class Worker:
         watched = asyncio.create_task(self._watch(started.spec))
         exit_watch = asyncio.create_task(self._watch_exit(started))
         try:
-            await _any(started.gone, watched, self._stopped)
+            await _any(started.exited, watched, self._stopped)
         except asyncio.CancelledError:  # it is a successor's now
             watched.cancel()
             raise
         finally:
             exit_watch.cancel()
-        if started.gone.done():
+        if started.exited.done():
             await _cancel(watched)
             self._mark_unready("it ended")
-            end = started.gone.result()
-            lines = await self._last_lines(TELLING_LINES)
+            end = started.exited.result()
+            lines = await self._last_lines(CRASH_LINES)
             ended = classify(end.code, lines, oom_killed=end.oom_killed)
             hint = self._model.adapter.hint(ended.quote, started.spec.argv) if self._model is not None else ""
             return replace(ended, summary=ended.summary + hint, quote=ended.quote + hint) if hint else ended
         crash = None
         if watched.done():
             crash = self._verdict(watched)
-            self._mark_unready(crash.told)
+            self._mark_unready(crash.operator_summary)
         else:
             await _cancel(watched)
         self._ready = False
@@ -181,7 +181,7 @@ class Worker:
         return Crash(CrashClass.UNKNOWN, f"it could not be watched any more: {error!r}")
 
     async def _watch_exit(self, started: Started) -> None:
-        await started.leader_ended.wait()
+        await started.main_ended.wait()
         self._mark_unready("it ended")
 
     def _mark_unready(self, reason: str) -> None:
@@ -193,11 +193,11 @@ class Worker:
     async def _end(self, started: Started, *, at_once: bool) -> None:
         """Stop the worker and wait until its process tree is gone. A forced stop cuts the grace short."""
         grace_s = 0.0 if at_once or self._forced.done() else self._grace_s
-        if grace_s > 0 and not started.gone.done():
+        if grace_s > 0 and not started.exited.done():
             await self._launcher.stop(self._key, kill=False)
-            await _any(started.gone, self._forced, timeout_s=grace_s)
+            await _any(started.exited, self._forced, timeout_s=grace_s)
         reported = False
-        while not started.gone.done():  # again with each forced stop
+        while not started.exited.done():  # again with each forced stop
             self._forced = asyncio.get_running_loop().create_future()
             try:
                 await self._launcher.stop(self._key, kill=True)
@@ -205,7 +205,7 @@ class Worker:
                 if not reported:
                     self._post(WorkerUnkillable(*self._key, str(error)))
                 reported = True
-            await _any(started.gone, self._forced)
+            await _any(started.exited, self._forced)
 
     # ---------------------------------------------------------------------------------------------------------- probes
 
@@ -292,9 +292,9 @@ class Worker:
         A request under way may keep all of it busy, without a byte for as long as `first_byte_s`; after that it is suspect.
         """
         assert self._model is not None
-        asked = self._model.adapter.smallest_request(self._model.config)
-        assert asked is not None, "the catalog has checked that"
-        path, request = asked
+        smallest = self._model.adapter.smallest_request(self._model.config)
+        assert smallest is not None, "the catalog has checked that"
+        path, request = smallest
         name = self._model.adapter.upstream_model(self._model.config) or base_of(self._key[0])
         body = json.dumps({"model": name, **request}).encode()
         limits, clock = self._limits, upstream.loop.time
@@ -321,7 +321,7 @@ class Worker:
         before: Mapping[str, Step] = {}
         while True:
             await asyncio.sleep(min(self._limits.first_byte_s, self._limits.stream_idle_s) / LOOKS)
-            steps = await told(upstream, path) if upstream.is_busy else {}
+            steps = await steps_of(upstream, path) if upstream.is_busy else {}
             if steps and steps != before:
                 upstream.works()
                 before = steps

@@ -11,11 +11,11 @@ from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.gateway.answer_times import AnswerLog
-from supervisor.gateway.filters.cache_report import NOTHING_TOLD
+from supervisor.gateway.filters.cache_report import NO_CACHE_REPORT
 from supervisor.gateway.forward import processing_ms
 from supervisor.gateway.identity.rate_headers import PREFIX as RATE_PREFIX
 from supervisor.gateway.identity.rate_headers import rate_headers
-from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive, LoadNews
+from supervisor.gateway.keepalive import LOAD_STATUS_AFTER_S, SSE, Keepalive, LoadStatusEvents
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle
 
@@ -28,7 +28,7 @@ class Admitting:
         self._answers = answers
         self._load_feedback = catalog.server.load_feedback
         self._keepalive_s = catalog.limits.keepalive_s
-        self._tells_of_caches = catalog.server.tells_of_caches
+        self._reports_caches = catalog.server.reports_caches
 
     async def __call__(self, cycle: ResponseCycle) -> None:
         """Set the attempt's ticket, once the model's worker has room for the request. Raises LlmuxError."""
@@ -54,7 +54,7 @@ class Admitting:
                 await self._wait(cycle, ticket)
         except BaseException:
             if request.demand.accounts:
-                self.tell_limits(request)
+                self.add_rate_headers(request)
             raise
         attempt.ticket = ticket
 
@@ -82,29 +82,34 @@ class Admitting:
     def _keepalive(self, cycle: ResponseCycle) -> Keepalive:
         request, key = cycle.request, cycle.request.key
         dialect, attempt = request.dialect, request.attempt
-        news = None
+        load_status = None
         first_s = self._keepalive_s  # the response's headers go out then
-        is_told = self._load_feedback if key is None or key.load_feedback is None else key.load_feedback
+        is_shown = self._load_feedback if key is None or key.load_feedback is None else key.load_feedback
         reasoning = dialect.reasoning(request.path)
-        if reasoning is not None and (is_told if cycle.wants_news is None else cycle.wants_news):
-            news, first_s = LoadNews(self._engine, request, reasoning), min(first_s, NEWS_AFTER_S)
+        if reasoning is not None and (is_shown if cycle.wants_load_status is None else cycle.wants_load_status):
+            load_status, first_s = LoadStatusEvents(self._engine, request, reasoning), min(first_s, LOAD_STATUS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", request.request_id), processing_ms(request.arrived_at, first_at), *request.extra]
-        if self._tells_of_caches:
-            headers += [*NOTHING_TOLD, (b"x-queue-wait-ms", b"%d" % ((first_at - request.arrived_at) * 1000))]
+        if self._reports_caches:
+            headers += [*NO_CACHE_REPORT, (b"x-queue-wait-ms", b"%d" % ((first_at - request.arrived_at) * 1000))]
         content_type = SSE if attempt.translation is None else attempt.translation.stream_content_type
         return Keepalive(
-            cycle.send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news
+            cycle.send,
+            headers,
+            dialect,
+            interval_s=self._keepalive_s,
+            content_type=content_type,
+            load_status=load_status,
         )
 
-    def tell_limits(self, request: Request, taking: int = 0) -> None:
+    def add_rate_headers(self, request: Request, taking: int = 0) -> None:
         """Put into the response's headers how much of its limits the client has left.
 
         `taking`: requests that are still to be charged. The response to a stream may begin before its request is charged.
         """
         others = (header for header in request.extra if not header[0].startswith(RATE_PREFIX))
-        told = rate_headers(self._engine.standings(request.demand.accounts), taking)
-        request.extra = [*others, *told]
+        rates = rate_headers(self._engine.standings(request.demand.accounts), taking)
+        request.extra = [*others, *rates]
 
     def _demand(self, cycle: ResponseCycle) -> Demand:
         """The request's demand on the model that this attempt asks. Raises BudgetError when the request's time is over."""

@@ -13,7 +13,7 @@ from supervisor.core.types import ModelId
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.filters.filters import TAIL_BYTES, TAIL_PIECES, remember
 from supervisor.gateway.filters.model_name import Renaming
-from supervisor.gateway.filters.translation import CANONICAL, AnswerTranslation, StreamTranslation
+from supervisor.gateway.filters.translation import SAME_NAMES, AnswerTranslation, StreamTranslation
 from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import Headers
 
@@ -64,7 +64,7 @@ class Outcome:
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
     ignored: Sequence[str] = ()  # fields of the request without effect, as the worker reports them
-    canonical: deque[bytes] | None = (
+    worker_tail: deque[bytes] | None = (
         None  # the end of the worker's stream before its translation, with the worker's usage
     )
     _head: bytes = b""  # of the body: Anthropic's streams begin with the prompt's tokens
@@ -72,7 +72,7 @@ class Outcome:
 
     def usage(self) -> Usage:
         """The usage at the end of the response. Each call searches for it."""
-        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
+        tail = self.tail() if self.worker_tail is None else b"".join(self.worker_tail)
         if self.bytes_sent > len(tail) and _TOKENS in self._head:
             tail = self._head + tail
         start = tail.find(_TOKENS)
@@ -121,7 +121,7 @@ class Attempt:
     is_known: bool = True  # is the form of a stream known before the worker answers?
     translation: AnswerTranslation | None = None
     names: Renaming | None = None
-    completion: StreamTranslation | None = None  # repairs an answer that lacks something
+    repair: StreamTranslation | None = None  # repairs an answer that lacks something
     end: re.Pattern[bytes] | None = None  # matches the end of a complete stream that passes untranslated
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect
     own: Headers = field(default_factory=list)  # headers that llmux adds
@@ -134,7 +134,7 @@ class Attempt:
     @property
     def called(self) -> Mapping[str, str]:
         """The canonical names of fields → the client's names for them, where these differ."""
-        return CANONICAL if self.translation is None else self.translation.names
+        return SAME_NAMES if self.translation is None else self.translation.names
 
     def again(self) -> Attempt:
         """A fresh attempt with the same request to the worker."""

@@ -43,10 +43,10 @@ class Dialect(abc.ABC):
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # a silent stream sends this; clients skip it
     has_openai_errors: bool = True  # then a worker's complete errors pass as they are
-    unheard_settings: frozenset[str] = frozenset()
+    unsupported_fields: frozenset[str] = frozenset()
     """Settings of a model that workers ignore or misread in this dialect: its requests are then translated, if possible."""
     reads_fields: bool = False
-    """Does a request's way depend on its fields? See `daemon_scope`, `turn` and `required_translation`."""
+    """Does a request's way depend on its fields? See `daemon_scope`, `conversation` and `required_translation`."""
 
     shares_paths: bool = False
     """Do clients of other dialects use its paths, too? See `is_spoken_by`."""
@@ -75,7 +75,7 @@ class Dialect(abc.ABC):
         """Does the daemon answer this request itself, though workers serve its path as well?"""
         return False
 
-    def streams_unasked(self, path: str) -> bool:
+    def streams_by_default(self, path: str) -> bool:
         """Is an answer of this path a stream where the request doesn't choose?"""
         return False
 
@@ -87,7 +87,9 @@ class Dialect(abc.ABC):
         """The model that an unknown `name` means in this dialect. `is_known` says whether a model has a name."""
         return name
 
-    async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
+    async def conversation(
+        self, path: str, body: Body, conversations: ConversationStore
+    ) -> tuple[Body, StoredConversation | None]:
         """Put the earlier conversation that a request refers to in front of it.
 
         Returns the complete body, and what keeps the answer; None: the answer passes as it is and isn't kept. Raises InvalidRequestError.
@@ -105,7 +107,7 @@ class Dialect(abc.ABC):
         """
         return None
 
-    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
+    def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """The repair of an answer of `model`: it adds or corrects what clients need and workers leave out or get wrong.
 
         None: the answer passes as it is. `fields` are the request's; `stream`: the client asked for a stream.

@@ -34,17 +34,17 @@ class ResponseBrokenError(ResponseOverError):
 class Disconnect:
     """The end of one client connection, reported by the server protocol; one request at a time watches it."""
 
-    __slots__ = ("_callback", "_resume_reading", "gone", "read_while_held_up", "task", "wait_long")
+    __slots__ = ("_callback", "_resume_reading", "has_happened", "read_while_blocked", "task", "wait_long")
 
     def __init__(
         self,
         resume_reading: Callable[[], None],
-        read_while_held_up: Callable[[], int | None] = lambda: None,
+        read_while_blocked: Callable[[], int | None] = lambda: None,
         wait_long: Callable[[], None] = lambda: None,
     ) -> None:
-        self.gone = False
+        self.has_happened = False
         self.wait_long = wait_long  # read no more until the answer is sent; only the connection's end is noticed
-        self.read_while_held_up = read_while_held_up  # the bytes the client has read so far, if we wait for it to read
+        self.read_while_blocked = read_while_blocked  # the bytes the client has read so far, if we wait for it to read
         self.task: asyncio.Task[Any] | None = None  # what serves the request now
         self._resume_reading = resume_reading
         self._callback: Callable[[], None] | None = None
@@ -59,8 +59,8 @@ class Disconnect:
 
     def happened(self) -> None:
         """The connection is lost. Drops all references to it."""
-        self.gone = True
-        self.read_while_held_up = self.wait_long = self._resume_reading = lambda: None
+        self.has_happened = True
+        self.read_while_blocked = self.wait_long = self._resume_reading = lambda: None
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -86,9 +86,9 @@ class CancelOnDisconnect:
         self._task = disconnect.task
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        if disconnect.gone:
+        if disconnect.has_happened:
             raise ClientDisconnectedError
-        disconnect.watch(self._leave)
+        disconnect.watch(self._cancel)
         return self
 
     def __exit__(
@@ -113,9 +113,9 @@ class CancelOnDisconnect:
         """The request may wait for long: read nothing from its connection until the answer is sent, only notice its end."""
         self._disconnect.wait_long()
 
-    def read_while_held_up(self) -> int | None:
+    def read_while_blocked(self) -> int | None:
         """How many bytes of its connection the client has read so far; None unless it holds the answer up now."""
-        return self._disconnect.read_while_held_up()
+        return self._disconnect.read_while_blocked()
 
     def _taken(self) -> Exception:
         """The error that the block raises, once: kept here or in a local variable, it would keep the frames that it passes."""
@@ -125,5 +125,5 @@ class CancelOnDisconnect:
         finally:
             self._ending = None
 
-    def _leave(self) -> None:
+    def _cancel(self) -> None:
         self.interrupt(ClientDisconnectedError())

@@ -66,10 +66,10 @@ async def forward(
         if response.status < 400:
             body.release()
         is_begun = cycle.is_begun
-        content_type, encoding, theirs = _told(response.headers)
+        content_type, encoding, ignored = _content_headers(response.headers)
         has_events = content_type.startswith(EVENTS)
-        if attempt.ignored or theirs:
-            names = [name.decode("latin-1") for part in theirs.split(b",") if (name := part.strip())]
+        if attempt.ignored or ignored:
+            names = [name.decode("latin-1") for part in ignored.split(b",") if (name := part.strip())]
             outcome.ignored = called(names, attempt.called)
             own.append((_IGNORED, ignored_header((*attempt.ignored, *outcome.ignored)).encode()))
         judge = None
@@ -77,11 +77,11 @@ async def forward(
             judge = StreamJudge(attempt.end)
         if filters and (has_events or not is_begun):
             response = await filtered(response, filters, gathered or Gathered(), judge)
-            content_type, encoding, _ = _told(response.headers)
+            content_type, encoding, _ = _content_headers(response.headers)
             if isinstance(response, FilteredResponse):
                 judge = None  # which it has
                 if response.is_translated:
-                    outcome.canonical = response.worker_tail
+                    outcome.worker_tail = response.worker_tail
         outcome.status = response.status
         own.append(processing_ms(request.arrived_at, loop_time()))
         is_encoded = encoding not in _PLAIN
@@ -124,9 +124,9 @@ async def _refused(
     response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome
 ) -> WorkerAnswerError:
     data = await response.read(ERROR_LIMIT)
-    outcome.status, said = restated(response.status, data)
-    error = upstream_error(outcome.status, content_type, said)
-    error.refusal = Refusal(response_headers(response.headers, own, is_stream=False), content_type, data, said)
+    outcome.status, restated_body = restated(response.status, data)
+    error = upstream_error(outcome.status, content_type, restated_body)
+    error.refusal = Refusal(response_headers(response.headers, own, is_stream=False), content_type, data, restated_body)
     return error
 
 
@@ -134,10 +134,10 @@ async def send_refusal(cycle: ResponseCycle, error: WorkerAnswerError, filters: 
     """Forward a worker's error answer: unchanged if it has the dialect's shape, otherwise converted to it."""
     assert error.refusal is not None
     attempt = cycle.request.attempt
-    headers, content_type, data, said = error.refusal
+    headers, content_type, data, restated_body = error.refusal
     outcome = attempt.outcome
     outcome.error_message = error.message
-    rendered = error_answer(outcome.status, content_type, said, cycle.request.dialect, attempt.called)
+    rendered = error_answer(outcome.status, content_type, restated_body, cycle.request.dialect, attempt.called)
     if rendered is not data:
         data, content_type = rendered, b"application/json"
         replaced = (b"content-type", b"content-length", b"etag")
@@ -165,8 +165,8 @@ async def break_off(cycle: ResponseCycle, error: LlmuxError, filters: Sequence[F
         content_type = cycle.keepalive.content_type
     if not content_type:
         raise ResponseBrokenError(error.message) from error
-    is_told = isinstance(error, StreamFailedError)
-    event = b"" if is_told else error_event(error, request.dialect, outcome.tail(), content_type)
+    is_sent = isinstance(error, StreamFailedError)
+    event = b"" if is_sent else error_event(error, request.dialect, outcome.tail(), content_type)
     head = Head(int(error.status), [(b"content-type", content_type)])
     for each in filters:
         event = each.error(head, event)
@@ -195,7 +195,7 @@ def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodi
     return kept
 
 
-def _told(headers: Headers) -> tuple[bytes, bytes, bytes]:
+def _content_headers(headers: Headers) -> tuple[bytes, bytes, bytes]:
     """The worker's Content-Type, Content-Encoding and `x-llmux-ignored`, each empty if missing. The first of several counts."""
     content_type = encoding = ignored = b""
     for name, value in headers:

@@ -27,7 +27,7 @@ from supervisor.catalog.keys import Scope as KeyScope
 from supervisor.core.types import TicketId
 from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import HandedOverError
-from supervisor.engine.waits import Wait
+from supervisor.engine.waits import WaitTrace
 from supervisor.errors import LlmuxError, UnreachableError
 from supervisor.gateway.admit import Admitting
 from supervisor.gateway.answer_times import AnswerLog
@@ -44,7 +44,7 @@ from supervisor.gateway.identity.identity import Identifying, wants_load_feedbac
 from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle, Stages
-from supervisor.gateway.route.caching import Salts
+from supervisor.gateway.route.caching import CacheSalts
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.gateway.route.prepare import Preparing
 from supervisor.gateway.route.routes import Routes
@@ -73,7 +73,7 @@ class Gateway:
         arrived: Callable[[str], None],
         answers: AnswerLog,
         may_fall_back: Callable[[], bool],
-        salts: Salts,
+        cache_salts: CacheSalts,
         responses: ResponseStore,
         pictures: PictureStore,
         contexts: ContextUse,
@@ -85,7 +85,7 @@ class Gateway:
         """
         self.routes = Routes(catalog)
         preparing = Preparing(
-            self.routes, engine, catalog.server.media, bodies, salts, pictures, contexts, may_fall_back
+            self.routes, engine, catalog.server.media, bodies, cache_salts, pictures, contexts, may_fall_back
         )
         self._admit = Admitting(engine, catalog, answers)
         self.arrival_stages: Stages = (self._body, self._conversation, Identifying(catalog, arrived), preparing)
@@ -113,11 +113,11 @@ class Gateway:
         try:
             for stage in self.arrival_stages:
                 await stage(cycle)
-            with self._entered(cycle):
+            with self._registered(cycle):
                 await self._answer(cycle)
         except ForDaemonError:
             is_for_daemon = True
-            request.waiting, cycle.held = cycle.held, RequestBuffer()
+            request.waiting, cycle.request_buffer = cycle.request_buffer, RequestBuffer()
             raise
         except LlmuxError as error:
             if not await self._broken_off(cycle, error):
@@ -128,7 +128,10 @@ class Gateway:
         except HandedOverError:
             request.failure, request.failed_message = "handed_over", "Another daemon took over and answers it."
             request.is_begun = cycle.is_begun
-            request.waiting, cycle.held = cycle.held, RequestBuffer()  # who sends it there releases it
+            request.waiting, cycle.request_buffer = (
+                cycle.request_buffer,
+                RequestBuffer(),
+            )  # who sends it there releases it
             raise
         finally:
             cycle.release()
@@ -143,8 +146,8 @@ class Gateway:
 
     async def _body(self, cycle: ResponseCycle) -> None:
         """Read and parse the body. Raises TooLargeError, UnavailableError, InvalidRequestError and ClientDisconnectedError."""
-        raw = await read_body(cycle.scope, cycle.receive, self._body_limit, cycle.held)
-        cycle.held.keep(raw)
+        raw = await read_body(cycle.scope, cycle.receive, self._body_limit, cycle.request_buffer)
+        cycle.request_buffer.keep(raw)
         content_type = cycle.head.media_type()
         if content_type[:10].lower() == b"multipart/":
             cycle.body = await read_form(raw, content_type)
@@ -162,15 +165,15 @@ class Gateway:
         if (wanted := dialect.daemon_scope(request.path, fields)) is not None:
             raise ForDaemonError(wanted, fields)
         owner, is_admin = (None, True) if key is None else (key.id, KeyScope.ADMIN in key.scopes)
-        memory = ConversationStore(self._responses, self._bodies, owner, is_admin, request.response, request)
-        cycle.body, cycle.turn = await dialect.turn(request.path, cycle.body, memory)
+        conversations = ConversationStore(self._responses, self._bodies, owner, is_admin, request.response, request)
+        cycle.body, cycle.stored_conversation = await dialect.conversation(request.path, cycle.body, conversations)
 
     async def _copy(self, cycle: ResponseCycle) -> None:
         attempt = cycle.request.attempt
         if attempt.model in self._kept_models or cycle.ladder is not None:
             cycle.capture = Capture((attempt.body.source or attempt.body).data)
 
-    def _entered(self, cycle: ResponseCycle) -> CancelOnDisconnect:
+    def _registered(self, cycle: ResponseCycle) -> CancelOnDisconnect:
         """Enter the request among those in flight. The block ends when the client leaves, or an operator cancels the request."""
         request = cycle.request
         if cycle.ladder is None:
@@ -180,10 +183,10 @@ class Gateway:
         cycle.client = CancelOnDisconnect(cycle.scope)
         self._requests.begin(request, cycle.client)
         if request.demand.accounts:
-            self._admit.tell_limits(request, taking=1)
+            self._admit.add_rate_headers(request, taking=1)
         may_wait = request.stream and request.attempt.is_known and cycle.head.own
         if may_wait and request.dialect.reasoning(request.path) is not None:
-            cycle.wants_news = wants_load_feedback(cycle.head.own)
+            cycle.wants_load_status = wants_load_feedback(cycle.head.own)
         return cycle.client
 
     async def _answer(self, cycle: ResponseCycle) -> None:
@@ -216,7 +219,7 @@ class Gateway:
                 return alone
             is_lost = isinstance(error, UnreachableError)
             if ticket is not None and is_lost and await self._engine.may_go_to_another(ticket, PATIENCE_S):
-                request.waits.append(Wait.lost(model, ticket.admitted, self._engine.clock()))
+                request.waits.append(WaitTrace.lost(model, ticket.admitted, self._engine.clock()))
                 return attempt.again()
         is_answer = isinstance(error, WorkerAnswerError) and not is_for_another(cycle, error)
         if cycle.ladder is None or is_answer:
@@ -225,7 +228,7 @@ class Gateway:
         if following is not None:
             attempt.body.release()
             if request.demand.accounts:
-                self._admit.tell_limits(request, taking=1)
+                self._admit.add_rate_headers(request, taking=1)
         return following
 
     async def _broken_off(self, cycle: ResponseCycle, error: LlmuxError) -> bool:

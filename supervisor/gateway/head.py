@@ -19,7 +19,7 @@ CACHE_TAG: Final = b"x-cache-tag"
 CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
 STATE_KEY: Final = "head"  # where the ASGI scope's state has it
 
-_HOST, _LENGTH, _TYPE, _SECRET, _ORIGIN, _SITE, _ENCODING, _CONNECTION, _ID, _OWN, _TOLD, _DROPPED = range(12)
+_HOST, _LENGTH, _TYPE, _SECRET, _ORIGIN, _SITE, _ENCODING, _CONNECTION, _ID, _OWN, _PASSED_ON, _DROPPED = range(12)
 _KINDS: Final = {
     # For us, and written anew for the worker; Expect was answered by the server. Nobody compresses for us what comes over
     # loopback: it is read on its way.
@@ -34,7 +34,7 @@ _KINDS: Final = {
     b"origin": _ORIGIN,
     b"sec-fetch-site": _SITE,
     **dict.fromkeys((PRIORITY, TENANT, TIMEOUT, ALLOW_REMOTE, LOAD_FEEDBACK), _OWN),
-    **dict.fromkeys((TRACE, CACHE_MODE, CACHE_TAG), _TOLD),  # workers get them as well
+    **dict.fromkeys((TRACE, CACHE_MODE, CACHE_TAG), _PASSED_ON),  # workers get them as well
 }
 _USUAL: Final = frozenset((b"keep-alive", b"Keep-Alive", b"close"))
 
@@ -94,7 +94,7 @@ class RequestHead:
                 self.own.append(item)
             elif kind != _DROPPED:
                 kept.append(item)
-                if kind == _TOLD:
+                if kind == _PASSED_ON:
                     self.own.append(item)
                 elif kind == _ORIGIN:
                     self.origin = _all_of(self.origin, value)

@@ -21,8 +21,8 @@ from supervisor.gateway.request import Request
 from supervisor.io.upstream import Headers
 
 INTERVAL_S: Final = 10.0
-NEWS_AFTER_S: Final = 1.0  # a loaded model has answered by then
-NEWS_INTERVAL_S: Final = 0.25
+LOAD_STATUS_AFTER_S: Final = 1.0  # a loaded model has answered by then
+LOAD_STATUS_INTERVAL_S: Final = 0.25
 PROGRESS_S: Final = 5.0  # between two lines of status while the model loads
 _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a worker, which is busy
 SSE: Final = b"text/event-stream; charset=utf-8"
@@ -34,7 +34,7 @@ class Keepalive:
     After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
     every `interval_s`. From then on `started` is True: the headers are sent, and a failure is the stream's last event.
 
-    From `NEWS_AFTER_S` on, `news` is called every `NEWS_INTERVAL_S`. It returns an event to send, or None; the first event
+    From `LOAD_STATUS_AFTER_S` on, `news` is called every `LOAD_STATUS_INTERVAL_S`. It returns an event to send, or None; the first event
     starts the response as well.
     """
 
@@ -43,7 +43,7 @@ class Keepalive:
         "_dialect",
         "_headers",
         "_interval_s",
-        "_news",
+        "_load_status",
         "_send",
         "_timer",
         "content_type",
@@ -58,7 +58,7 @@ class Keepalive:
         *,
         interval_s: float = INTERVAL_S,
         content_type: bytes = SSE,
-        news: Callable[[], bytes | None] | None = None,
+        load_status: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.started = False
         self._send = send
@@ -66,12 +66,12 @@ class Keepalive:
         self._dialect = dialect
         self.content_type = content_type
         self._interval_s = interval_s
-        self._news = news
+        self._load_status = load_status
         self._timer: asyncio.TimerHandle | None = None
         self._beat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        first_s = self._interval_s if self._news is None else min(self._interval_s, NEWS_AFTER_S)
+        first_s = self._interval_s if self._load_status is None else min(self._interval_s, LOAD_STATUS_AFTER_S)
         self._timer = asyncio.get_running_loop().call_later(first_s, self._begin, self._interval_s, first_s)
         return self
 
@@ -92,12 +92,12 @@ class Keepalive:
         clock = asyncio.get_running_loop().time
         next_at = clock() + interval_s - waited_s
         while True:
-            if self._news is not None and (event := self._news()) is not None:
+            if self._load_status is not None and (event := self._load_status()) is not None:
                 await self._write(event)
             if clock() >= next_at:
                 next_at = clock() + interval_s
                 await self._write(self._dialect.keepalive)
-            await asyncio.sleep(next_at - clock() if self._news is None else NEWS_INTERVAL_S)
+            await asyncio.sleep(next_at - clock() if self._load_status is None else LOAD_STATUS_INTERVAL_S)
 
     async def _write(self, body: bytes) -> None:
         if not self.started:
@@ -112,7 +112,7 @@ class Keepalive:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-class LoadNews:
+class LoadStatusEvents:
     """Status events for one request that waits. A call returns the next event; None: nothing changed since the last one."""
 
     def __init__(self, engine: Engine, request: Request, event: ReasoningEvent) -> None:
@@ -120,8 +120,8 @@ class LoadNews:
         self._request = request
         self._event = event
         self._created = int(time.time())
-        self._told: WaitReason | None = None  # of the last line
-        self._told_at = 0.0
+        self._shown: WaitReason | None = None  # of the last line
+        self._shown_at = 0.0
 
     def __call__(self) -> bytes | None:
         """The next event, or None."""
@@ -130,11 +130,11 @@ class LoadNews:
         if current is None:
             return None
         now = self._engine.clock()
-        loads_on = current.kind is WaitKind.LOAD and now - self._told_at >= PROGRESS_S
-        if current == self._told and not loads_on:
+        loads_on = current.kind is WaitKind.LOAD and now - self._shown_at >= PROGRESS_S
+        if current == self._shown and not loads_on:
             return None
         text = self._line(current, now)
-        self._told, self._told_at = current, now
+        self._shown, self._shown_at = current, now
         name, request_id = self._request.name or "", self._request.request_id.decode("latin-1")
         return self._event(f"{text}\n", name, request_id, self._created)
 
@@ -142,8 +142,8 @@ class LoadNews:
         name, wait = self._request.name, self._request.waits[-1]
         if current.kind in _LOADED:
             return f"{name} waits for {current.what}."
-        told = self._engine.forecast(wait.model).told
+        estimate = self._engine.forecast(wait.model).text
         if current.kind is not WaitKind.LOAD:
-            return f"Loading {name}: waits for {current.what}, {told}."
-        so_far = f"; {wait.parts(now)[-1][1]:.0f} s so far" if current == self._told else ""
-        return f"Loading {name}: {told}{so_far}."
+            return f"Loading {name}: waits for {current.what}, {estimate}."
+        so_far = f"; {wait.parts(now)[-1][1]:.0f} s so far" if current == self._shown else ""
+        return f"Loading {name}: {estimate}{so_far}."

@@ -8,7 +8,7 @@ The first argument is the object that the group's functions work on: the daemon,
 request that doesn't fit them is refused with the structs' own words. A body that is `Sent` may have further fields, which the
 answer names in `x-llmux-ignored`: the argument `ignored` is the list of them, to which a function may add, and `fields` is the
 whole body. `request` is Starlette's. Every other argument is a part of the path. The docstring's first paragraph is the summary,
-the rest the description. An operation that a model answers has no function: `GROUP.asked` describes it by its types.
+the rest the description. An operation that a model answers has no function: `GROUP.model_endpoint` describes it by its types.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Group:
 
         return declared
 
-    def asked(
+    def model_endpoint(
         self,
         path: str,
         about: str,
@@ -238,12 +238,12 @@ def pattern(path: str) -> re.Pattern[str]:
 def _parameters(schema: Schema) -> tuple[Parameter, ...]:
     """The fields of a query as parameters."""
     found = []
-    for name, said in schema["properties"].items():
-        plain = {key: value for key, value in said.items() if key not in ("description", "default")}
-        (plain["type"],) = kinds_of(said)
+    for name, described in schema["properties"].items():
+        plain = {key: value for key, value in described.items() if key not in ("description", "default")}
+        (plain["type"],) = kinds_of(described)
         if "enum" in plain:
             plain["enum"] = [value for value in plain["enum"] if value is not None]
-        found.append(Parameter(name, said.get("description", ""), plain))
+        found.append(Parameter(name, described.get("description", ""), plain))
     return tuple(found)
 
 

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict, astuple, replace
 
-from supervisor.core.demand import ANY, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand
 from supervisor.core.types import Devices, ModelId
 from supervisor.core.waiting import WaitKind, WaitReason
-from supervisor.engine.waits import Part
+from supervisor.engine.waits import WaitSegment
 from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 
 ENDED: Final = 1000  # how many recent requests are kept
@@ -30,12 +30,12 @@ class RequestRecord(RequestLine):
     arrived_at: float = 0.0
     ended_at: float = 0.0
     stream: bool = False
-    waits: tuple[Part, ...] = ()
+    waits: tuple[WaitSegment, ...] = ()
     first_token_s: float | None = None  # from its arrival to the first piece of the answer; None: none came
     tokens_per_s: float | None = None  # of a stream: another answer comes at once, which says nothing about its tokens
     error_message: str | None = None
     model_id: ModelId | None = None  # the model whose worker it waited for, or got
-    demand: Demand = ANY
+    demand: Demand = DEFAULT_DEMAND
     # The rest is counted, and neither shown nor written.
     key_id: str = ""
     devices: Devices = ()  # of its worker

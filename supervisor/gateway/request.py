@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from supervisor.catalog.keys import Key
-from supervisor.core.demand import ANY, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand
 from supervisor.core.types import TicketId
-from supervisor.engine.waits import Part, Wait
+from supervisor.engine.waits import WaitSegment, WaitTrace
 from supervisor.errors import LlmuxError
 from supervisor.gateway.attempt import NO_USAGE, Attempt, Usage
 from supervisor.gateway.dialect import Dialect
@@ -33,7 +33,7 @@ class Request:
     arrived_at: float  # loop time
     dialect: Dialect  # what the client speaks
     key: Key | None = None
-    demand: Demand = ANY
+    demand: Demand = DEFAULT_DEMAND
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
     response: str | None = None  # the name of the response that it generates in the background
@@ -47,7 +47,7 @@ class Request:
     trace: TraceContext | None = None  # that it belongs to
     span_id: str = ""  # of what its worker does for it; set iff spans are made
     attempt: Attempt = field(default_factory=Attempt)  # the last one
-    waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
+    waits: list[WaitTrace] = field(default_factory=list)  # for a worker, in order; not where one took it at once
     is_begun: bool = False  # has its client the head of a stream, though no worker has answered? Set at a hand-over
     ended_at: float = 0.0  # loop time; this and the usage once it has ended
     usage: Usage = NO_USAGE
@@ -75,7 +75,7 @@ class Request:
         """The request ended with this error. The error itself isn't kept: it would keep the frames that it passed."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
 
-    def parts(self, now: float) -> tuple[Part, ...]:
+    def parts(self, now: float) -> tuple[WaitSegment, ...]:
         """Its waits so far: for its body, then for workers."""
         waits = self.waits
         entered_at = waits[0].since if waits else self.entered_at
@@ -106,7 +106,7 @@ class Request:
             usage.prompt,
             count,
             UNSET if demand.priority == NORMAL else demand.priority,
-            UNSET if demand is ANY or demand.tenant == ("" if key is None else key.name) else demand.tenant,
+            UNSET if demand is DEFAULT_DEMAND or demand.tenant == ("" if key is None else key.name) else demand.tenant,
             UNSET if self.trace is None else self.trace.trace_id,
             shown((*attempt.ignored, *outcome.ignored)) if attempt.ignored or outcome.ignored else UNSET,
             self.ticket_id,

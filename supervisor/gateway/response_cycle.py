@@ -29,7 +29,6 @@ class ResponseCycle:
         "capture",
         "client",
         "head",
-        "held",
         "is_permitted",
         "keepalive",
         "ladder",
@@ -38,30 +37,33 @@ class ResponseCycle:
         "profile",
         "receive",
         "request",
+        "request_buffer",
         "scope",
         "send",
-        "turn",
-        "wants_news",
+        "stored_conversation",
+        "wants_load_status",
     )
 
     body: Body  # opened; from the stage `body` on, until the request waits for a worker
     profile: ClientConfig  # of the client; from `identity` on
     client: CancelOnDisconnect  # whoever waits for the answer; once it is entered
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request: Request, held: RequestBuffer) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, request: Request, request_buffer: RequestBuffer
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self.send = send
         self.request = request
         self.head: RequestHead = head_of(scope)
-        self.held = held  # the body: as it came, and what a worker gets once that is made of it
-        self.turn: StoredConversation | None = None  # set iff the answer is kept, or has to say what only llmux knows
+        self.request_buffer = request_buffer  # the body: as it came, and what a worker gets once that is made of it
+        self.stored_conversation: StoredConversation | None = None  # set iff the answer is kept or changed
         self.capture: Capture | None = None  # set iff a copy of both bodies is kept
         self.ladder: Ladder | None = None  # set iff a task was asked: who is asked next
         self.is_permitted = False  # by its body, to leave this machine
         self.loading: Loading | None = None  # of the media that it refers to; set iff there may be some
         self.mending: Mending | None = None  # set iff its worker has refused it
-        self.wants_news: bool | None = None  # of loads, in its stream; None: it doesn't say
+        self.wants_load_status: bool | None = None  # of loads, in its stream; None: it doesn't say
         self.keepalive: Keepalive | None = None  # set iff its client waits for a stream
 
     @property
@@ -71,13 +73,13 @@ class ResponseCycle:
 
     def release(self) -> None:
         """Release everything that is kept of the request."""
-        self.held.release()
+        self.request_buffer.release()
         if self.loading is not None:
-            self.loading.held.release()
-        if self.turn is not None:
-            self.turn.release()
+            self.loading.buffer.release()
+        if self.stored_conversation is not None:
+            self.stored_conversation.release()
         attempt = self.request.attempt
-        if self.ladder is not None:  # else it is `held`, which may be somebody else's now
+        if self.ladder is not None:  # else it is `request_buffer`, which may be somebody else's now
             attempt.body.release()
         # Each of these refers to what has it:
         attempt.translation = self.ladder = None

@@ -11,7 +11,7 @@ from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, UnreachableError, UpstreamError
 from supervisor.gateway.attempt import Attempt
-from supervisor.gateway.filters.cache_report import NOTHING_REUSED, NOTHING_TOLD, CacheReport
+from supervisor.gateway.filters.cache_report import NO_CACHE_REPORT, NOTHING_REUSED, CacheReport
 from supervisor.gateway.filters.filters import Filter
 from supervisor.gateway.filters.model_name import Rename
 from supervisor.gateway.filters.picture_links import PATHS as PICTURE_PATHS
@@ -44,7 +44,7 @@ class Sending:
         self._public_url = catalog.server.public_url
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._first_byte_s = catalog.limits.first_byte_s
-        self._cache_headers = NOTHING_TOLD if catalog.server.tells_of_caches else []
+        self._cache_headers = NO_CACHE_REPORT if catalog.server.reports_caches else []
 
     async def __call__(self, cycle: ResponseCycle) -> None:
         """Send the request, mend it where its worker refuses it, and finish its ticket. Raises LlmuxError."""
@@ -112,8 +112,8 @@ class Sending:
             filters.append(PictureLinks(self._pictures, cycle.scope, self._public_url))
         if attempt.names is not None:
             filters.append(Rename(attempt.names))
-        if attempt.completion is not None:
-            filters.append(Repair(attempt.completion))
+        if attempt.repair is not None:
+            filters.append(Repair(attempt.repair))
         if attempt.translation is not None:
             filters.append(Translate(attempt.translation))
         return [*filters, *last_filters(cycle)]
@@ -121,7 +121,7 @@ class Sending:
 
 def last_filters(cycle: ResponseCycle) -> Sequence[Filter]:
     """The filters that see everything the client gets, also errors."""
-    return [each for each in (cycle.turn, cycle.capture) if each is not None]
+    return [each for each in (cycle.stored_conversation, cycle.capture) if each is not None]
 
 
 def is_for_another(cycle: ResponseCycle, error: LlmuxError) -> bool:

@@ -21,7 +21,7 @@ EXTENSION: Final = "llmux.tunnel"
 PIECE: Final = 64 * 1024
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
-_ASKED: Final[Headers] = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+_UPGRADE_HEADERS: Final[Headers] = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
 
 
 class Client(Protocol):
@@ -59,7 +59,7 @@ async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, fi
     outcome = attempt.outcome
     if not isinstance(upstream, UpstreamPool):
         raise refuse(path)
-    headers = [*attempt.headers, (b"x-request-id", request.request_id), *_ASKED]
+    headers = [*attempt.headers, (b"x-request-id", request.request_id), *_UPGRADE_HEADERS]
     reader, writer = await upstream.open(attempt.path, headers)
     try:
         try:

@@ -17,7 +17,7 @@ from supervisor.errors import LlmuxError
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.error_response import error_body
-from supervisor.gateway.filters.translation import CANONICAL
+from supervisor.gateway.filters.translation import SAME_NAMES
 from supervisor.io.upstream import Headers
 
 _TEXT_LIMIT: Final = 1000
@@ -68,7 +68,7 @@ class Refusal(NamedTuple):
     headers: Headers
     content_type: bytes
     data: bytes
-    said: bytes  # the same, where llama.cpp blames itself for what its clients did: restated
+    restated_body: bytes  # the same, where llama.cpp blames itself for what its clients did: restated
 
 
 class WorkerAnswerError(LlmuxError):
@@ -94,10 +94,10 @@ def restated(status: int, data: bytes) -> tuple[int, bytes]:
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data
-    told = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
-    fault = _OVERFLOW.encode() if _TOO_LONG.search(told.decode("latin-1")) else b"invalid_request"
+    quoted = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
+    fault = _OVERFLOW.encode() if _TOO_LONG.search(quoted.decode("latin-1")) else b"invalid_request"
     fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % fault
-    return 400, b'{"error":{"message":"%b",%b}}' % (told, fields)
+    return 400, b'{"error":{"message":"%b",%b}}' % (quoted, fields)
 
 
 def is_overflow(error: LlmuxError) -> bool:
@@ -111,7 +111,7 @@ def is_crowded(error: LlmuxError) -> bool:
 
 
 def error_answer(
-    status: int, content_type: bytes, data: bytes, dialect: Dialect, names: Mapping[str, str] = CANONICAL
+    status: int, content_type: bytes, data: bytes, dialect: Dialect, names: Mapping[str, str] = SAME_NAMES
 ) -> bytes:
     """The error response `data` in the shape of `dialect`; `data` itself if nothing must change.
 

@@ -146,8 +146,8 @@ class Application:
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 try:
                     await gateway(scope, receive, send, request)
-                except ForDaemonError as asked:
-                    await self._respond(asked, dialect, scope, receive, _signed(send, request), request)
+                except ForDaemonError as for_daemon:
+                    await self._respond(for_daemon, dialect, scope, receive, _signed(send, request), request)
             else:
                 await self._route(scope, receive, _signed(send, request), request)
         except HandedOverError:
@@ -184,10 +184,10 @@ class Application:
             if body is not None:
                 body.release()
 
-    async def _whole(self, scope: Scope, receive: Receive, held: RequestBuffer) -> Bytes:
+    async def _whole(self, scope: Scope, receive: Receive, buffer: RequestBuffer) -> Bytes:
         """The body of a request that another daemon answers. Raises LlmuxError."""
         try:
-            return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, held)
+            return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, buffer)
         except TooLargeError as error:
             if _is_upload(scope):  # this connection ends, and the next one is the other daemon's
                 raise UnavailableError("Another llmux took over; send the file again.", retry_after_s=1) from error
@@ -195,7 +195,7 @@ class Application:
 
     async def _respond(
         self,
-        asked: ForDaemonError,
+        for_daemon: ForDaemonError,
         dialect: OpenAI,
         scope: Scope,
         receive: Receive,
@@ -206,14 +206,14 @@ class Application:
         body = request.waiting
         assert body is not None
         try:
-            self._auth.authorize(head_of(scope), dialect, asked.scope)
+            self._auth.authorize(head_of(scope), dialect, for_daemon.scope)
             await self._daemon.settled.wait()
         except BaseException:
             body.release()
             raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        response = await dialect.respond(self._daemon, scope, asked.fields, body.take())
+        response = await dialect.respond(self._daemon, scope, for_daemon.fields, body.take())
         await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:

@@ -148,10 +148,10 @@ class Auth:
         ]
         if scope["method"] == "OPTIONS":
             # All headers it asks for: SDKs have dozens of their own, and the origin is trusted already.
-            asked = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
+            requested = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
             headers += [
                 (b"access-control-allow-methods", b"GET, POST, DELETE"),
-                (b"access-control-allow-headers", asked[0] if asked else b"authorization, content-type"),
+                (b"access-control-allow-headers", requested[0] if requested else b"authorization, content-type"),
                 (b"access-control-max-age", b"600"),
             ]
             if any(name == b"access-control-request-private-network" for name, _ in scope["headers"]):

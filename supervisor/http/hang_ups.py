@@ -113,5 +113,5 @@ class HalfClosed:
         HANG_UPS.forget(self._descriptor)
 
 
-LEAVING: Final = Crowd()
+DISCONNECTS: Final = Crowd()
 HANG_UPS: Final = HangUps()

@@ -68,8 +68,8 @@ async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
         "state": {STATE_KEY: request_id},
     }
     limits = daemon.catalog.limits
-    dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
-    response = _Response(body, held, is_kept=kept_as is None)
+    dialect, buffer = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
+    response = _Response(body, buffer, is_kept=kept_as is None)
     del body  # the gateway's from now on: it counts it, and may write it to disk
     request = Request(request_id, asyncio.get_running_loop().time(), dialect, response=kept_as)
     job.request_id = request_id.decode()
@@ -91,11 +91,11 @@ async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
     else:
         answer = response.answer()
         if answer.error is None and kept_as is None:  # which is kept where it is looked for
-            taken, held = held, Gathered()
-            return replace(answer, held=taken)
+            taken, buffer = buffer, Gathered()
+            return replace(answer, buffer=taken)
         return replace(answer, body=b"")
     finally:
-        held.release()
+        buffer.release()
         if request.waiting is not None:  # nobody else sends it
             request.waiting.release()
 
@@ -118,11 +118,11 @@ def _key(daemon: Daemon, key_id: str) -> Key | None:
 
 
 class _Response:
-    """Takes what the gateway sends, of which `held` counts the body. Of an answer that isn't kept here only an error is."""
+    """Takes what the gateway sends, of which `buffer` counts the body. Of an answer that isn't kept here only an error is."""
 
-    def __init__(self, body: bytes, held: Gathered, *, is_kept: bool) -> None:
+    def __init__(self, body: bytes, buffer: Gathered, *, is_kept: bool) -> None:
         self._request: bytes | None = body
-        self._held = held
+        self._buffer = buffer
         self._is_kept = is_kept
         self._status = 0
         self._headers: Mapping[bytes, bytes] = {}
@@ -140,7 +140,7 @@ class _Response:
             return
         if self._is_kept or self._status >= 400:
             piece = message.get("body", b"")
-            self._held.grow(len(self._body) + len(piece))
+            self._buffer.grow(len(self._body) + len(piece))
             self._body += piece
 
     def answer(self) -> Answer:

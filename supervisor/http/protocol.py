@@ -34,11 +34,11 @@ from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.head import STATE_KEY as HEAD
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.tunnel import EXTENSION as TUNNEL
-from supervisor.http.hang_ups import HANG_UPS, LEAVING, HalfClosed
+from supervisor.http.hang_ups import DISCONNECTS, HANG_UPS, HalfClosed
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
-from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
+from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_blocked, resume_reading
 
 log = structlog.get_logger("llmux.http")
 
@@ -132,7 +132,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         HANG_UPS.open()
         resume = partial(resume_reading, self.flow, transport)
-        self._disconnect = Disconnect(resume, self._read_while_held_up, self._wait_long)
+        self._disconnect = Disconnect(resume, self._read_while_blocked, self._wait_long)
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
@@ -144,11 +144,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 message = f"Your address has {others} connections (limits.connections_per_client)."
                 self._refuse(TooManyConnectionsError(message, retry_after_s=5.0))
 
-    def _read_while_held_up(self) -> int | None:
+    def _read_while_blocked(self) -> int | None:
         """See `Disconnect`."""
         if self._tunnelled is not None and self._tunnelled.is_silent():
             return 0  # it holds the worker up, as one that reads nothing
-        return read_while_held_up(self.flow, self.transport)
+        return read_while_blocked(self.flow, self.transport)
 
     def _wait_long(self) -> None:
         """Read nothing until the answer is sent. `HANG_UPS` tells of the connection's end."""
@@ -181,7 +181,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if not _connections[self._address]:
                 del _connections[self._address]
         self._refusal = None  # it keeps the frames that it passed, and they this object
-        LEAVING.call(self._disconnect.happened)
+        DISCONNECTS.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """True keeps the connection: for an answer that is still to come, see `HalfClosed`; else until its turn to be closed."""
@@ -194,9 +194,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 return True
             if not self._in_message:
                 self.cycle.keep_alive = False
-                LEAVING.call(partial(self._probe, serving))
+                DISCONNECTS.call(partial(self._probe, serving))
                 return True
-        LEAVING.call(self.transport.close)  # takes longer than all the rest
+        DISCONNECTS.call(self.transport.close)  # takes longer than all the rest
         return True
 
     def _probe(self, serving: ResponseCycle) -> None:
@@ -386,8 +386,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         body = error_body(error, OPENAI)
         lines = [STATUS_LINE[error.status]]
-        said = next((value for name, value in self.headers or () if name == b"x-request-id"), None)
-        own = ((b"x-request-id", request_id_of(said)), (b"connection", b"close"))
+        given = next((value for name, value in self.headers or () if name == b"x-request-id"), None)
+        own = ((b"x-request-id", request_id_of(given)), (b"connection", b"close"))
         for name, value in (*error_headers(error, body), *own):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))

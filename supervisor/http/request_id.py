@@ -11,8 +11,8 @@ _random: Final = random.Random()  # noqa: S311  # seeded by the system; ids must
 _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
-def request_id_of(said: bytes | None) -> bytes:
+def request_id_of(given: bytes | None) -> bytes:
     """The client's own `x-request-id` if it is short and harmless, else a new one."""
-    if said is not None and 0 < len(said) <= MAX_LENGTH and _HARMLESS.issuperset(said):
-        return said
+    if given is not None and 0 < len(given) <= MAX_LENGTH and _HARMLESS.issuperset(given):
+        return given
     return b"req_%024x" % _random.getrandbits(96)

@@ -25,7 +25,7 @@ _BODILESS: Final = (204, 304)
 class ResponseCycle(RequestResponseCycle):
     """One for each request of a connection. Names of headers must be lowercase."""
 
-    leaving = False  # every connection ends after its response
+    closes_connections = False  # every connection ends after its response
 
     def __init__(self, protocol: HttpToolsProtocol, *, keep_alive: bool) -> None:
         super().__init__(
@@ -140,7 +140,7 @@ class ResponseCycle(RequestResponseCycle):
                 closes = True
         if _NO_NAME.search(b"".join(names)) or _NO_VALUE.search(b"".join(values)):
             raise RuntimeError(f"These headers can't be sent: {headers!r}")
-        self.keep_alive = self.keep_alive and not closes and not self.more_body and not self.leaving
+        self.keep_alive = self.keep_alive and not closes and not self.more_body and not self.closes_connections
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:

@@ -130,7 +130,7 @@ def resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
         flow.resume_reading()
 
 
-def read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int | None:
+def read_while_blocked(flow: FlowControl, transport: asyncio.Transport) -> int | None:
     """See `Disconnect`."""
     return None if transport.is_closing() or not flow.write_paused else bytes_read(transport)
 

@@ -52,11 +52,11 @@ class AmdDriver:
         return DrmReader(ROCM, devices, self._proc, self._host)
 
     def _look(self, index: int, node: Path) -> DeviceFound:
-        told = numbers(procfs.read(str(node / "properties")))
-        render = f"renderD{told.get(b'drm_render_minor', 0)}"
+        properties = numbers(procfs.read(str(node / "properties")))
+        render = f"renderD{properties.get(b'drm_render_minor', 0)}"
         folder = self._sys / "class/drm" / render / "device"
         name = text(folder / "product_name") or f"AMD {text(node / 'name') or 'GPU'}"
-        unique = told.get(b"unique_id", 0)
+        unique = properties.get(b"unique_id", 0)
         uuid = f"GPU-{unique:016x}" if unique else ""
         return found_at(folder, index, uuid, name, closed(self._dev / "kfd", self._dev / "dri" / render), self._host)
 

@@ -55,7 +55,7 @@ def remove(path: Path) -> None:
         path.rmdir()
 
 
-def left_behind(instance: str) -> list[Path]:
+def leftover_groups(instance: str) -> list[Path]:
     """Groups that an earlier daemon of this instance made."""
     parent = delegated()
     return sorted(parent.glob(f"{_PREFIX}{instance}-*")) if parent else []

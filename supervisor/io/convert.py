@@ -45,7 +45,7 @@ class Converter:
         found, is_sure = self._kept.get(name), True
         if found is None:
             async with self._turn:
-                found, is_sure = await _asked(kind, data)
+                found, is_sure = await _run_child(kind, data)
         if is_sure:
             self._keep(name, found)
         if isinstance(found, str):
@@ -60,7 +60,7 @@ class Converter:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
 
-async def _asked(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
+async def _run_child(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
     """What became of it, or why nothing did; and would that be the same another time?"""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(_CHILD), kind),
@@ -71,7 +71,7 @@ async def _asked(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
     )
     try:
         async with asyncio.timeout(LIMIT_S):
-            out, told = await process.communicate(data)
+            out, output = await process.communicate(data)
     except TimeoutError:
         return f"it takes more than {LIMIT_S:g} s", False
     finally:
@@ -82,7 +82,7 @@ async def _asked(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
         case 0:
             return out, True
         case convert_child.REFUSED:
-            return told.decode("utf-8", "replace"), True
+            return output.decode("utf-8", "replace"), True
         case convert_child.MISSING:
             remedy = f"its operator installs that with: pip install 'llmux-supervisor[{_EXTRA}]'"
             return f"llmux lacks what opens it; {remedy}", False

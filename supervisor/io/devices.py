@@ -48,8 +48,8 @@ class Opened:
         return self.sampler.devices()
 
 
-async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None, said_by: str = "") -> Opened:
-    """Find the devices. `margin_mib` is the default margin, `said_by` the variable that names the devices, if one does.
+async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None, named_by: str = "") -> Opened:
+    """Find the devices. `margin_mib` is the default margin, `named_by` the variable that names the devices, if one does.
 
     Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem, when a
     device that was asked for by name is missing; "auto" always finds one.
@@ -59,7 +59,7 @@ async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             readers, notes = await asyncio.shield(opening)
     except ConfigError as error:
-        raise ConfigError(tuple(f"{said_by} {problem}".lstrip() for problem in error.problems)) from None
+        raise ConfigError(tuple(f"{named_by} {problem}".lstrip() for problem in error.problems)) from None
     except TimeoutError:
         kinds = DRIVERS if wanted == "auto" else dict.fromkeys(one.kind for one in wanted if one.kind.accelerates)
         vendors = " or ".join(kind.vendor for kind in kinds)

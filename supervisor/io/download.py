@@ -26,7 +26,7 @@ ATTEMPTS: Final = 5  # in a row without a byte
 FIRST_PAUSE_S: Final = 0.2
 TIMEOUT_S: Final = 30.0
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Origin:
             raise self.explained(error) from error
 
 
-def fetch(file: File, folder: Path, fill: Callable[[Path], None], wrong: LlmuxError, tell: Tell) -> Path:
+def fetch(file: File, folder: Path, fill: Callable[[Path], None], wrong: LlmuxError, notify: Notify) -> Path:
     """Let `fill` complete the part, check it, and put it in its place; its path. Blocks.
 
     Raises `wrong` where the file comes twice with another hash, what `fill` raises, and OSError.
@@ -101,7 +101,7 @@ def fetch(file: File, folder: Path, fill: Callable[[Path], None], wrong: LlmuxEr
         part.unlink()
         if again:
             raise wrong
-        tell(f"{file.name}: arrived with another hash than it must have; once more")
+        notify(f"{file.name}: arrived with another hash than it must have; once more")
     part.replace(path)
     for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
         old.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def resume(
     file: File,
     part: Path,
     origin: Origin,
-    tell: Tell,
+    notify: Notify,
     stop: threading.Event,
     came: Callable[[int], None] = lambda _there: None,
 ) -> None:
@@ -138,7 +138,7 @@ def resume(
                 break
             fruitless = 0 if now > there else fruitless + 1
             origin.check(problem, fruitless)
-            tell(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
+            notify(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
             pause(fruitless, stop)
 
 

@@ -127,10 +127,10 @@ class DrmReader:
         clients: dict[tuple[str, bytes], tuple[int, int]] = {}
         for pid in tree:
             for file in _files(self._proc / str(pid) / "fdinfo"):
-                told = dict(_fields(procfs.read(str(file))))
-                if b"drm-pdev" in told:
-                    address = told[b"drm-pdev"].decode(errors="replace")
-                    clients[address, told.get(b"drm-client-id", str(file).encode())] = _sizes(told)
+                fields = dict(_fields(procfs.read(str(file))))
+                if b"drm-pdev" in fields:
+                    address = fields[b"drm-pdev"].decode(errors="replace")
+                    clients[address, fields.get(b"drm-client-id", str(file).encode())] = _sizes(fields)
         found: dict[str, tuple[int, int]] = {}
         for (address, _), (own, main) in clients.items():
             before = found.get(address, (0, 0))
@@ -165,8 +165,8 @@ def _lost(gpu: _Gpu, error: OSError) -> None:
     if gpu.trouble != reason:
         log.warning("gpu.unreadable", device=gpu.info.id, reason=reason)
     gpu.trouble = reason
-    gone = None if gpu.card.folder.is_dir() else "its folder in /sys is gone"
-    gpu.last = DeviceSample(gpu.info.id, gpu.last.free_mib if gpu.last else 0, stale=True, lost=gone)
+    lost_reason = None if gpu.card.folder.is_dir() else "its folder in /sys is gone"
+    gpu.last = DeviceSample(gpu.info.id, gpu.last.free_mib if gpu.last else 0, stale=True, lost=lost_reason)
 
 
 def _gpu(kind: DeviceKind, found: DeviceFound, margin_mib: int | None, host: Callable[[], HostMemory]) -> _Gpu:
@@ -201,14 +201,14 @@ def closed(*files: Path) -> str | None:
     return None
 
 
-def _sizes(told: Mapping[bytes, bytes]) -> tuple[int, int]:
+def _sizes(fields: Mapping[bytes, bytes]) -> tuple[int, int]:
     """A client's own memory of the GPU and main memory, in bytes, by the best statistic that its driver tells of each."""
-    regions = [(match[1], bool(match[2]), name) for name in told if (match := _REGION.fullmatch(name)) is not None]
+    regions = [(match[1], bool(match[2]), name) for name in fields if (match := _REGION.fullmatch(name)) is not None]
     sizes = []
     for own in (True, False):
         by = {one for one, is_own, _ in regions if is_own == own}
         best = next((one for one in _STATISTICS if one in by), b"")
-        sizes.append(sum(_size(told[name]) for one, is_own, name in regions if (one, is_own) == (best, own)))
+        sizes.append(sum(_size(fields[name]) for one, is_own, name in regions if (one, is_own) == (best, own)))
     return sizes[0], sizes[1]
 
 

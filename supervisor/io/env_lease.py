@@ -22,7 +22,7 @@ from supervisor.io.reap import worker_of
 STORE: Final = ".envs"
 
 
-class EnvironmentGoneError(Exception):
+class EnvironmentRemovedError(Exception):
     """The environment was just removed; there may be a new one."""
 
 
@@ -37,7 +37,7 @@ class EnvLease:
     def on(cls, program: str) -> Self | None:
         """A lease on the environment that contains this program; None: the program is in no runtime's environment.
 
-        Waits while another process removes the environment. Raises EnvironmentGoneError.
+        Waits while another process removes the environment. Raises EnvironmentRemovedError.
         """
         if not Path(program).is_absolute():
             return None
@@ -51,7 +51,7 @@ class EnvLease:
             record = (environment / RECORD).open("rb")
         except OSError as error:
             if is_replaced(environment):  # it is being removed
-                raise EnvironmentGoneError(str(environment)) from error
+                raise EnvironmentRemovedError(str(environment)) from error
             return None
         try:
             files.lock(record, shared=True, wait=True)
@@ -62,7 +62,7 @@ class EnvLease:
             kept = True
         if not kept:
             record.close()
-            raise EnvironmentGoneError(str(environment))
+            raise EnvironmentRemovedError(str(environment))
         return cls(environment, record)
 
 

@@ -182,7 +182,7 @@ class FdListener:
             else:
                 channel.close()
 
-    def leave(self) -> None:
+    def stop_listening(self) -> None:
         """Listen no more; the path is somebody else's now."""
         self._path = None
         self.close()

@@ -93,7 +93,7 @@ def answer(
         yield response
 
 
-def asked(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
+def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
     """The answers of the hub's API: one JSON value for each page. Blocks. Raises HubError."""
     endpoint = client().constants.ENDPOINT
     url, left = f"{endpoint}/api/{path}", LISTING_BYTES
@@ -139,7 +139,7 @@ def head(listing: Listing, file: File, size: int) -> bytes:
 def look(source: Source) -> Listing:
     """List the files that the source names. Blocks. Raises HubError."""
     repo, found = source.repo, dict[str, File]()
-    info = next(asked(f"models/{repo}/revision/{quote(source.revision, safe='')}", repo, source.revision, blobs="true"))
+    info = next(pages(f"models/{repo}/revision/{quote(source.revision, safe='')}", repo, source.revision, blobs="true"))
     try:
         for entry in info["siblings"]:
             name, lfs = entry["rfilename"], entry.get("lfs")

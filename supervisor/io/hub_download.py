@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from supervisor.io import download
-from supervisor.io.download import TIMEOUT_S, File, Tell, line_of, pause
+from supervisor.io.download import TIMEOUT_S, File, Notify, line_of, pause
 from supervisor.io.files import lock, replacing, turn
 from supervisor.io.hub import OWN, REFUSED, HubError, Listing, client, explained
 
@@ -91,11 +91,11 @@ class Copy:
                 if lock(file):  # else another pull is at it
                     shutil.rmtree(self.folder / ASIDE)
 
-    def fetch(self, files: Sequence[File], tell: Tell) -> None:
+    def fetch(self, files: Sequence[File], notify: Notify) -> None:
         """Fetch these files, reporting each. Blocks. Raises HubError or OSError; complete files and parts stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
-        waiting = functools.partial(tell, f"{self.folder}: waiting for another pull to finish")
+        waiting = functools.partial(notify, f"{self.folder}: waiting for another pull to finish")
         with (
             turn(self.folder / LOCK, waiting) as waited,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads,
@@ -108,24 +108,26 @@ class Copy:
                 hubs = dict(
                     zip(files, _each(threads, lambda file: self._takes_hubs_own(file, stop), files), strict=True)
                 )
-                for _ in _each(threads, lambda file: self._fetch(file, tell, stop), [f for f in files if not hubs[f]]):
+                for _ in _each(
+                    threads, lambda file: self._fetch(file, notify, stop), [f for f in files if not hubs[f]]
+                ):
                     pass
                 for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
-                    tell(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
-                    self._fetch(file, tell, stop, by_hub=True)
+                    notify(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
+                    self._fetch(file, notify, stop, by_hub=True)
             except BaseException:
                 stop.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fetch(self, file: File, tell: Tell, stop: threading.Event, *, by_hub: bool = False) -> None:
-        ours = functools.partial(download.resume, file, origin=self.listing.origin(file), tell=tell, stop=stop)
-        fill = functools.partial(self._download_by_hub, file) if by_hub else ours
+    def _fetch(self, file: File, notify: Notify, stop: threading.Event, *, by_hub: bool = False) -> None:
+        resume = functools.partial(download.resume, file, origin=self.listing.origin(file), notify=notify, stop=stop)
+        fill = functools.partial(self._download_by_hub, file) if by_hub else resume
         wrong = HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
-        download.fetch(file, self.folder, fill, wrong, tell)
+        download.fetch(file, self.folder, fill, wrong, notify)
         self._remember(file)
         self._came.add(file.name)
-        tell(f"{file.name}: {file.size} bytes, verified")
+        notify(f"{file.name}: {file.size} bytes, verified")
 
     def _takes_hubs_own(self, file: File, stop: threading.Event) -> bool:
         hub, part = client(), file.part(self.folder)

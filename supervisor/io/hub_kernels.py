@@ -21,7 +21,7 @@ def look(kernel: Kernel, build: Build) -> hub.Listing:
     commit = _commit(kernel)
     found = []
     try:
-        for page in hub.asked(
+        for page in hub.pages(
             f"kernels/{kernel.repo}/tree/{commit}/build", kernel.repo, kernel.branch, recursive="true"
         ):
             for entry in page:
@@ -54,7 +54,7 @@ def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
 
 def _commit(kernel: Kernel) -> str:
     """The commit that the package would use: a version is a branch, never a tag."""
-    refs = next(hub.asked(f"kernels/{kernel.repo}/refs", kernel.repo, kernel.branch))
+    refs = next(hub.pages(f"kernels/{kernel.repo}/refs", kernel.repo, kernel.branch))
     try:
         commits = {branch["name"]: branch["targetCommit"] for branch in refs["branches"]}
     except (LookupError, TypeError) as error:

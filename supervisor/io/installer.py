@@ -191,11 +191,11 @@ def _install(
             raise
         with contextlib.suppress(OSError):  # the disk may be full
             log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        told = compiling.causes(lines) or list(error.detail)
+        causes = compiling.causes(lines) or list(error.detail)
         raise InstallError(
-            f"{folder.name} could not be compiled for {device or 'this machine'}: {told[0] if told else error}. Mend that, and say it again; all that was "
+            f"{folder.name} could not be compiled for {device or 'this machine'}: {causes[0] if causes else error}. Mend that, and say it again; all that was "
             f"said is in {log}",
-            detail=tuple(told[:LAST_LINES]),
+            detail=tuple(causes[:LAST_LINES]),
         ) from error
 
 

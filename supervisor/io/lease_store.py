@@ -147,9 +147,9 @@ class LeaseStore:
             raise _unreachable(error) from error
         return int(left_ms) == 0, {
             device: {
-                holder.decode(errors="replace"): int(mib) for holder, mib in zip(held[::2], held[1::2], strict=True)
+                holder.decode(errors="replace"): int(mib) for holder, mib in zip(shares[::2], shares[1::2], strict=True)
             }
-            for device, held in zip(devices, seen, strict=True)
+            for device, shares in zip(devices, seen, strict=True)
         }
 
     async def release(self, holder: str, devices: Sequence[str]) -> None:

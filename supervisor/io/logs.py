@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from supervisor.core.types import Crash, CrashClass
 
-TELLING_LINES = 200  # a cause can stand a long traceback before the end
+CRASH_LINES = 200  # a cause can stand a long traceback before the end
 _CHECKED_BYTES = 64
 _POSITION = re.compile(r"(\d{1,20})-(\d{1,18})-(\d{1,10})", re.ASCII)
 _UNKNOWN = -1  # no file has this number
@@ -140,7 +140,7 @@ _SENTENCES = {
     CrashClass.NOT_INSTALLED: "a library that it needs is not installed",
     CrashClass.BAD_ARGUMENTS: "its arguments or its files are wrong",
 }
-_TELLING = re.compile(
+_CAUSE = re.compile(
     r"\b(?:error|fatal|panic|abort|aborted|exception|assert\w*|failed|cannot|can't|couldn't|traceback)\b"
     r"|\w(?:Error|Exception)\b|GGML_ASSERT",
     re.IGNORECASE,
@@ -180,7 +180,7 @@ def _checksum(file: BinaryIO, offset: int) -> int:
     return zlib.crc32(os.pread(file.fileno(), offset - start, start))
 
 
-class LogFollower:
+class LogReader:
     """Reads a log while it is written. Blocks on the file; one reader at a time.
 
     A start begins the file anew and keeps the last one as `LOG.1`, and a log over its limit is truncated. The file's identity
@@ -273,7 +273,7 @@ class LogFollower:
 def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:
     """The class of the crash of a worker that nobody stopped.
 
-    `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (`TELLING_LINES` are
+    `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (`CRASH_LINES` are
     worth having); `oom_killed` whether the kernel's counters show it. The crash keeps the last 20 lines.
     """
     kept = tuple(lines[-_KEPT_LINES:])
@@ -284,7 +284,7 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
         for line in lines:
             if pattern.search(line):
                 return Crash(kind, f"{_SENTENCES[kind]} ({ended})", kept, code, _STAMP.sub("", line).strip())
-    last = next((line for line in reversed(lines) if _TELLING.search(line)), kept[-1] if kept else "")
+    last = next((line for line in reversed(lines) if _CAUSE.search(line)), kept[-1] if kept else "")
     if not last:
         return Crash(CrashClass.UNKNOWN, f"{ended} and left nothing in its log", kept, code)
     return Crash(CrashClass.UNKNOWN, ended, kept, code, f"{ended}: {_STAMP.sub('', last).strip()}")

@@ -81,16 +81,16 @@ class MediaSource:
 
         async with media_wire.pool(self._tls) as connections:
             try:
-                found = await _asked(connections, host, authority, addresses, port, target)
+                found = await _send_request(connections, host, authority, addresses, port, target)
             except media_wire.TROUBLE as error:
                 raise _trouble(error) from error
-            length = _field(found, b"content-length") or ""
+            length = _header(found, b"content-length") or ""
             async with contextlib.aclosing(found), contextlib.aclosing(_pieces(found.aiter_stream())) as pieces:
                 yield MediaResponse(
                     found.status,
-                    _field(found, b"location"),
-                    _field(found, b"content-type") or "",
-                    (_field(found, b"content-encoding") or "").strip().lower(),
+                    _header(found, b"location"),
+                    _header(found, b"content-type") or "",
+                    (_header(found, b"content-encoding") or "").strip().lower(),
                     int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else None,
                     pieces,
                 )
@@ -155,7 +155,7 @@ class _Opened:
         return os.read(self.fd, most)
 
 
-async def _asked(
+async def _send_request(
     connections: httpcore.AsyncConnectionPool,
     host: str,
     authority: str,
@@ -176,7 +176,7 @@ async def _asked(
     raise OSError(errno.EHOSTUNREACH, "the name has no address")
 
 
-def _field(response: httpcore.Response, name: bytes) -> str | None:
+def _header(response: httpcore.Response, name: bytes) -> str | None:
     """The header field; several of one name are joined by commas, so that no check accepts them."""
     found = [value for each, value in response.headers if each.lower() == name]
     return b", ".join(found).decode("latin-1") if found else None

@@ -50,7 +50,7 @@ RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
 NOT_SUPPORTED = 3
 
-_GONE = frozenset({6, 15, 16})
+_LOST_CODES = frozenset({6, 15, 16})
 """Errors after which a GPU can't be read until somebody acts: not found, lost, reset required."""
 
 log = structlog.get_logger(__name__)
@@ -216,7 +216,7 @@ class NvmlReader:
         if not any(gpu.trouble for gpu in self._gpus):
             self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
         devices = tuple(gpu.last or DeviceSample(gpu.info.id, 0, stale=True) for gpu in self._gpus)
-        return Reading(devices, tuple(workers), self._busy())
+        return Reading(devices, tuple(workers), self._utilisation())
 
     def _read_gpu(self, gpu: _Gpu, mine: Mapping[WorkerKey, HolderPids], table: ProcessTable | None) -> None:
         trees = {key: table.tree(holder.roots) if table else frozenset[int]() for key, holder in mine.items()}
@@ -253,7 +253,7 @@ class NvmlReader:
             log.info("gpu.readable", device=gpu.info.id)
             gpu.trouble = None
 
-    def _busy(self) -> dict[DeviceId, float]:
+    def _utilisation(self) -> dict[DeviceId, float]:
         found = {}
         for gpu in self._gpus:
             with contextlib.suppress(self._nvml.NVMLError):  # not every GPU tells
@@ -287,7 +287,7 @@ class NvmlReader:
 
     def _lost(self, gpu: _Gpu, error: Exception) -> None:
         reason = str(error)
-        lost = reason if getattr(error, "value", None) in _GONE else None
+        lost = reason if getattr(error, "value", None) in _LOST_CODES else None
         if gpu.trouble != reason:
             log.warning("gpu.unreadable", device=gpu.info.id, reason=reason)
         gpu.trouble = reason

@@ -37,7 +37,7 @@ _ADDRESS_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 class Ownership(StrEnum):
     """The owner of a port, seen from one process tree. The values are for people."""
 
-    NOBODY = "nobody listens on it"
+    NO_LISTENER = "nobody listens on it"
     OURS = "only the worker listens on it"
     SHARED = "another process listens on it beside the worker and would get a part of its requests"
     FOREIGN = "another process listens on it, not the worker"
@@ -51,38 +51,38 @@ class PortRange:
             raise ValueError(f"not a range of ports: {first}-{last}")
         self.first, self.last, self.host = first, last, host
         self._free = deque(range(first, last + 1))
-        self._held: dict[Hashable, int] = {}
+        self._leased: dict[Hashable, int] = {}
 
     def lease(self, holder: Hashable) -> int:
         """A port that nobody listens on, held until `release(holder)`. A holder has at most one.
 
         Raises UnavailableError when every port of the range is leased or in use. About 100 µs.
         """
-        assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
+        assert holder not in self._leased, f"{holder} already holds port {self._leased[holder]}"
         busy = {listening.port for listening in _listening()}
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
                 if port not in busy and can_bind(self.host, port, clean=clean):
                     self._free.remove(port)
-                    self._held[holder] = port
+                    self._leased[holder] = port
                     return port
         raise UnavailableError(
-            f"no free port in {self.first}-{self.last} on {self.host}: {len(self._held)} are leased, others use the rest. "
+            f"no free port in {self.first}-{self.last} on {self.host}: {len(self._leased)} are leased, others use the rest. "
             "Widen the range of worker ports or stop what listens there.",
             code="no_free_port",
         )
 
     def adopt(self, holder: Hashable, port: int) -> None:
         """The holder has this port already, in the range or not: its worker was handed over to us."""
-        assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
+        assert holder not in self._leased, f"{holder} already holds port {self._leased[holder]}"
         if port in self._free:
             self._free.remove(port)
-        self._held[holder] = port
+        self._leased[holder] = port
 
     def release(self, holder: Hashable) -> None:
         """Give the holder's port back. Harmless when it has none."""
-        port = self._held.pop(holder, None)
+        port = self._leased.pop(holder, None)
         if port is not None and self.first <= port <= self.last:
             self._free.append(port)
 
@@ -172,7 +172,7 @@ def owner_check(port: int, pids: Iterable[int]) -> Ownership:
     """
     sockets = {f"socket:[{inode}]" for inode in listeners(port)}
     if not sockets:
-        return Ownership.NOBODY
+        return Ownership.NO_LISTENER
     missing = set(sockets)
     for pid in pids:
         for target in procfs.open_files(pid):

@@ -80,15 +80,15 @@ async def check_ready(address: Address, path: str, then: str | None, auth: str |
     return await check_health(address, then, timeout_s, auth) if probe.ok and then is not None else probe
 
 
-async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
-    """The result that this response means, with `asked` before its status. Closes the response."""
+async def judged(response: UpstreamResponse, label: str = "") -> ProbeResult:
+    """The result that this response means, with `label` before its status. Closes the response."""
     try:
         body = await response.read(BODY_LIMIT)
     finally:
         response.close()
     text = " ".join(body[: 4 * DETAIL_LENGTH].decode(errors="replace").split())[:DETAIL_LENGTH]
     ok = 200 <= response.status < 300
-    return ProbeResult(ok, response.status, f"{asked}HTTP {response.status}" + ("" if ok or not text else f": {text}"))
+    return ProbeResult(ok, response.status, f"{label}HTTP {response.status}" + ("" if ok or not text else f": {text}"))
 
 
 def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:

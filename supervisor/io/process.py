@@ -129,17 +129,17 @@ class WorkerProcess:
         self.unlogged = ""  # why it has no log
         self.shim_pid = shim.pid
         self.started_at = time.monotonic()
-        self.leader_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
+        self.main_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
         self._kept = asyncio.Event()
         self.mark = mark
         self.group = group
         self._shim = shim
-        self.shim_gone = False
+        self.shim_ended = False
         self._code: int | None = None
-        self._gone = False
-        self._told_to_end = False
+        self._tree_ended = False
+        self._is_ending = False
         self._killed = False
         self._oom_kills = oom_kills()
         self._heard = b""
@@ -176,15 +176,15 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask the tree to end, once: its stop program if it has one, else SIGTERM."""
-        if not self._told_to_end:
-            self._told_to_end = True
-            self.tell(b"term\n")
+        if not self._is_ending:
+            self._is_ending = True
+            self.send_line(b"term\n")
 
     def kill(self) -> None:
         """SIGKILL to the whole tree."""
         if not self._exit.done():
-            self._told_to_end = self._killed = True
-            self.tell(b"kill\n")
+            self._is_ending = self._killed = True
+            self.send_line(b"kill\n")
 
     async def stop(self, grace_s: float, kill_wait_s: float = 5.0) -> ProcessExit:
         """SIGTERM, `grace_s`, SIGKILL, `kill_wait_s`. A `kill()` meanwhile cuts the grace short.
@@ -199,7 +199,7 @@ class WorkerProcess:
         self.kill()
         if not await self.ends_within(kill_wait_s / 2):
             # A shim that is stopped or stuck hears nothing. Its death hands what is left to us.
-            if not self.shim_gone:
+            if not self.shim_ended:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             if not await self.ends_within(kill_wait_s / 2):
@@ -216,7 +216,7 @@ class WorkerProcess:
     def pids(self) -> tuple[int, ...]:
         """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
         below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
-        if self.shim_gone:  # its pid may be anybody's by now
+        if self.shim_ended:  # its pid may be anybody's by now
             below = frozenset(proc.pid for proc in marked(self.mark))
         alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
         return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
@@ -241,7 +241,7 @@ class WorkerProcess:
     async def keep(self, limit_s: float) -> None:
         """Let the tree outlive our death for so long. Returns once the shim has confirmed that, or has ended."""
         self._kept.clear()
-        self.tell(b"keep %d\n" % limit_s)
+        self.send_line(b"keep %d\n" % limit_s)
         await self._kept.wait()
 
     def pause(self) -> None:
@@ -262,7 +262,7 @@ class WorkerProcess:
 
     # ------------------------------------------------------------------------------------------------------- the shim
 
-    def tell(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Write to the shim. Silent when it is gone. Raises SpawnError for more than a pipe holds."""
         if self._stdin.closed:
             return
@@ -281,17 +281,17 @@ class WorkerProcess:
 
     def abandon(self) -> None:
         """End of file makes the shim kill everything."""
-        self._told_to_end = self._killed = True
+        self._is_ending = self._killed = True
         self._stdin.close()
 
     def _listen(self) -> None:
         try:
-            said = os.read(self._stdout.fileno(), _PIPE_BYTES)
+            data = os.read(self._stdout.fileno(), _PIPE_BYTES)
         except BlockingIOError:
             return
-        if not said:
+        if not data:
             self._loop.remove_reader(self._stdout.fileno())
-        *lines, self._heard = (self._heard + said).split(b"\n")
+        *lines, self._heard = (self._heard + data).split(b"\n")
         self._heard = self._heard[:_REPORT_BYTES]
         for line in lines:
             self._note(line)
@@ -308,18 +308,18 @@ class WorkerProcess:
                 if not self.running.done():
                     self.running.set_result(None)
             case {"failed": int(code), "step": str(step), "text": str(text)}:
-                self._gone = True
+                self._tree_ended = True
                 self._fail(text, _fault(step, code))
             case {"exited": int(code)}:
                 self._code = code
-                self.leader_ended.set()
+                self.main_ended.set()
             case {"kept": True}:
                 self._kept.set()
             case {"gone": True}:
-                self._gone = True
+                self._tree_ended = True
                 self._kept.set()
 
-    def leader_died(self, code: int) -> None:
+    def main_exited(self, code: int) -> None:
         """We waited for it, because its shim could not."""
         if self._code is None:
             self._code = code
@@ -333,12 +333,12 @@ class WorkerProcess:
 
     def _shim_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self.shim_gone = True
+        self.shim_ended = True
         self._kept.set()
-        self.leader_ended.set()
+        self.main_ended.set()
         self._listen()
         self._shim.wait()
-        if self._gone:
+        if self._tree_ended:
             self._finish()
         else:
             task: asyncio.Task[object] = self._loop.create_task(self._hunt(), name=f"hunt {self.name}")
@@ -373,8 +373,8 @@ class WorkerProcess:
         if self.group is not None:
             cgroup.remove(self.group)
         self._fail("its shim was killed")
-        asked_for = self._killed or self._code != -signal.SIGKILL
-        oom_killed = not asked_for and oom_kills() > self._oom_kills
+        was_requested = self._killed or self._code != -signal.SIGKILL
+        oom_killed = not was_requested and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
 
 
@@ -398,7 +398,7 @@ def _is_adopted(proc: Proc) -> bool:
     """Did it fall to us as subreaper? Our own children have our session, but for shims. For the loop's thread."""
     if not _is_subreaper or proc.parent != os.getpid() or proc.session == os.getsid(0) or proc.pid in own_children:
         return False
-    return all(worker.shim_pid != proc.pid or worker.shim_gone for worker in _workers)
+    return all(worker.shim_pid != proc.pid or worker.shim_ended for worker in _workers)
 
 
 def _collect(table: Iterable[Proc]) -> bool:
@@ -412,5 +412,5 @@ def _collect(table: Iterable[Proc]) -> bool:
             pid, status = os.waitpid(proc.pid, os.WNOHANG)
             for worker in _workers:
                 if pid and worker.pid == pid:
-                    worker.leader_died(os.waitstatus_to_exitcode(status))
+                    worker.main_exited(os.waitstatus_to_exitcode(status))
     return dying

@@ -13,7 +13,7 @@ from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
 
 TAIL_BYTES: Final = 4096
 _PERCENT: Final = re.compile(r"(?<![\d.])(\d{1,3})(?:\.\d+)? ?%")
-_TELLS: Final = re.compile(r"\b(?:load|shard|progress)", re.IGNORECASE)  # other percentages may be of anything
+_PROGRESS_WORDS: Final = re.compile(r"\b(?:load|shard|progress)", re.IGNORECASE)  # other percentages may be of anything
 _DOTS: Final = re.compile(r"\.{2,}")
 
 
@@ -55,7 +55,7 @@ def read_progress(roots: Iterable[int], log: Path) -> Progress:
 
 def stage_share(line: str) -> float | None:
     """The share that is done according to a line of a log: "45%", or llama.cpp's dots, one for each percent. None: unknown."""
-    if _TELLS.search(line) and (found := _PERCENT.findall(line)):
+    if _PROGRESS_WORDS.search(line) and (found := _PERCENT.findall(line)):
         return min(1.0, int(found[-1]) / 100)
     if _DOTS.fullmatch(line):
         return min(1.0, len(line) / 100)

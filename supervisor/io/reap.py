@@ -111,7 +111,7 @@ class Hunt:
         self._mark = mark
         self._groups = tuple(groups)
         self._spare = spare
-        self._held: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
+        self._pidfds: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
         self.commands: dict[int, str] = {}  # of all that were found
 
     def round(self, wait_s: float, adopted: Iterable[Proc] = ()) -> bool:
@@ -125,11 +125,11 @@ class Hunt:
         for proc, mark in [*roots.values(), *((proc, None) for proc in adopted if proc.pid not in roots)]:
             self._hold(proc, mark)
         table = {proc.pid: proc for proc in processes()}
-        known = [pid for pid, proc in table.items() if (pid, proc.started) in self._held]
+        known = [pid for pid, proc in table.items() if (pid, proc.started) in self._pidfds]
         for pid in ProcessTable({pid: proc.parent for pid, proc in table.items()}).tree(known):
             self._hold(table[pid], None)
-        found = bool(self._held)
-        for pidfd in self._held.values():
+        found = bool(self._pidfds)
+        for pidfd in self._pidfds.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._wait(time.monotonic() + wait_s)
@@ -137,43 +137,43 @@ class Hunt:
 
     def _hold(self, proc: Proc, mark: Mark | None) -> None:
         key = proc.pid, proc.started
-        if key in self._held or not proc.alive or self._spare(proc.pid):
+        if key in self._pidfds or not proc.alive or self._spare(proc.pid):
             return
         if (pidfd := open_same(proc, mark)) is not None:
-            self._held[key] = pidfd
+            self._pidfds[key] = pidfd
             self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
 
     def _wait(self, deadline: float) -> None:
         poller = select.poll()
-        for pidfd in self._held.values():
+        for pidfd in self._pidfds.values():
             poller.register(pidfd, select.POLLIN)
-        while self._held:
+        while self._pidfds:
             ready = {pidfd for pidfd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not ready:
                 return
-            for key, pidfd in list(self._held.items()):
+            for key, pidfd in list(self._pidfds.items()):
                 if pidfd in ready:
                     poller.unregister(pidfd)
-                    os.close(self._held.pop(key))
+                    os.close(self._pidfds.pop(key))
 
     @property
     def surviving(self) -> frozenset[int]:
         """Pids that were signalled and live."""
-        return frozenset(pid for pid, _ in self._held)
+        return frozenset(pid for pid, _ in self._pidfds)
 
     def close(self) -> None:
         """Give the pidfds back. Harmless when repeated."""
-        while self._held:
-            os.close(self._held.popitem()[1])
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A leftover of an earlier daemon. `gone` is False when it survived SIGKILL."""
+    """A leftover of an earlier daemon. `has_ended` is False when it survived SIGKILL."""
 
     pid: int
     command: str
-    gone: bool
+    has_ended: bool
 
 
 def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float = 5.0) -> list[Reaped]:
@@ -182,7 +182,7 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     Blocks, usually for milliseconds, at most about `wait_s`. Call it under the instance's lock, before the first spawn.
     `logs` is the directory of the workers' log files.
     """
-    groups = cgroup.left_behind(instance_id)
+    groups = cgroup.leftover_groups(instance_id)
     deadline = time.monotonic() + wait_s
     mark = Mark(instance_id, logs=None if logs is None else logs.resolve())
     with contextlib.closing(Hunt(mark, groups, below_daemon)) as hunt:
@@ -191,7 +191,7 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
         surviving = hunt.surviving
     for group in groups:
         cgroup.remove(group)
-    return [Reaped(pid, command, gone=pid not in surviving) for pid, command in hunt.commands.items()]
+    return [Reaped(pid, command, has_ended=pid not in surviving) for pid, command in hunt.commands.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ class Recipe:
 
     def digest(self) -> str:
         """The digest of all packages for every device; an environment with another digest is outdated."""
-        told = (self.prune, sorted(self.claims.items()), *([sorted(self.builds)] if self.builds else []))
-        hashed = hashlib.sha256(repr(told).encode())
+        facts = (self.prune, sorted(self.claims.items()), *([sorted(self.builds)] if self.builds else []))
+        hashed = hashlib.sha256(repr(facts).encode())
         for path in sorted(self.lock.parent.glob("requirements*.lock")):
             hashed.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
         return hashed.hexdigest()[:16]

@@ -106,7 +106,7 @@ class RemotePool:
                     raise UpstreamError(error.message) from error  # only a worker's request may go to another
                 wait_s, why = min(pause_s, self.spec.retry_wait_s), error.message
             else:
-                wait_s = _asked_wait_s(response.headers, pause_s)
+                wait_s = _retry_after_s(response.headers, pause_s)
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
                     if isinstance(body, RequestBuffer):
                         body.sent()
@@ -120,10 +120,10 @@ class RemotePool:
 
     async def probe(self) -> ProbeResult:
         """Ask for the list of models. Never raises for trouble of the network; `detail` holds no secret."""
-        asked = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
+        label = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                probe = await judged(await self._send("GET", b"/models", list(self._own), RequestBuffer()), asked)
+                probe = await judged(await self._send("GET", b"/models", list(self._own), RequestBuffer()), label)
         except TimeoutError:
             return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s")
         except LlmuxError as error:
@@ -278,7 +278,7 @@ class RemoteResponse(UpstreamResponse):
             await self._stream.aclose()
 
 
-def _asked_wait_s(headers: Headers, otherwise_s: float) -> float:
+def _retry_after_s(headers: Headers, otherwise_s: float) -> float:
     """How long Retry-After asks to wait, in seconds or until a date; `otherwise_s` where it isn't readable."""
     text = next((value.decode("latin-1").strip() for name, value in headers if name == b"retry-after"), "")
     if text.isascii() and text.isdecimal():

@@ -50,7 +50,7 @@ class BodyBudget:
         """Change the budget. Bodies that are kept already stay."""
         self.limit, self.disk_limit, self.folder = limit, disk_limit, folder
 
-    def tell_disk(self, error: OSError | None) -> None:
+    def log_disk(self, error: OSError | None) -> None:
         """Log it when the disk begins to refuse bodies, and when it takes them again."""
         if (error is not None) != self._disk_refuses:
             self._disk_refuses = error is not None
@@ -131,10 +131,10 @@ class RequestBuffer:
         """The buffer for `data`, which was made of this body."""
         if data is self.data:
             return self
-        held = RequestBuffer(self._budget)
-        held.keep(data)
-        held.source = self
-        return held
+        buffer = RequestBuffer(self._budget)
+        buffer.keep(data)
+        buffer.source = self
+        return buffer
 
     def take(self) -> Bytes:
         """All of it, and let go of it. For a small one, which is never on disk."""
@@ -242,9 +242,9 @@ class RequestBuffer:
         try:
             file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._written, self.data)
         except OSError as error:
-            budget.tell_disk(error)
+            budget.log_disk(error)
         if file is not None and self._waits:
-            budget.tell_disk(None)
+            budget.log_disk(None)
             self._file, self.data = file, None
             self._count(0)
         else:

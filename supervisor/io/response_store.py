@@ -158,14 +158,14 @@ class EventLog:
         """The next one, complete."""
         self.events.append(event)
         self.size += len(event)
-        self.tell()
+        self.notify()
 
     def cut(self, count: int) -> None:
         """Only the first ones hold: the rest comes anew."""
         del self.events[count:]
         self.size = sum(map(len, self.events))
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all that wait."""
         self._changed.set()
         self._changed = asyncio.Event()
@@ -290,7 +290,7 @@ class ResponseStore:
         """Let the writer have all that waits for it, in one turn of its thread: each costs the loop as much as a request."""
         group, self._unwritten = self._unwritten, []
         if group:
-            asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_tell)
+            asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_settle_futures)
 
     async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> StoredResponse | None:
         """The response of this name, for its owner or for an admin; None where there is none, or no longer."""
@@ -330,16 +330,16 @@ class ResponseStore:
 
     def _make_room(self) -> None:
         """The oldest go: those that are too old, or too many."""
-        before, gone = time.time() - self._keep_s, []
+        before, expired = time.time() - self._keep_s, []
         while self._sizes:
             name, (_, at) = next(iter(self._sizes.items()))
             if at > before and self._bytes <= self._most_bytes and len(self._sizes) <= self._most:
                 break
             self._pending.pop(name, None)
             self._drop(name)
-            gone.append(name)
-        if gone:
-            self._unlink(gone)
+            expired.append(name)
+        if expired:
+            self._unlink(expired)
 
     def _unlink(self, names: list[str]) -> None:
         folder = self._folder
@@ -374,7 +374,7 @@ def _do_all(group: Sequence[_Work]) -> _Results:
     return results
 
 
-def _tell(done: asyncio.Future[_Results]) -> None:
+def _settle_futures(done: asyncio.Future[_Results]) -> None:
     for future, error in done.result():
         if future is None or future.done():  # whoever waited for it was cancelled
             continue

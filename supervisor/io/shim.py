@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         stdio: list[int] | None  # descriptors to use as stdin, stdout and stderr instead of nothing and the log
         dies_first: bool  # out of memory, by the kernel
         stop_argv: list[str] | None
-        remains: (
+        leftovers: (
             str | None
         )  # the note of a program that ends what the worker runs elsewhere: see leftover_containers.py
         cgroup: str | None
@@ -68,7 +68,7 @@ else:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 OOM_SCORE_ADJ = b"500"  # out of memory, the kernel should kill a worker, not the daemon or the shim
-REMAINS_S = 20  # as in leftover_containers.py
+LEFTOVERS_S = 20  # as in leftover_containers.py
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,13 +92,13 @@ class Shim:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.step = "setup"
-        self.leader = 0
+        self.main_pid = 0
         self.stopper = 0
         self.poller = select.poll()
         self.log = Log(order["log"], order["log_limit"])
         self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self.told_to_end = False
+        self.is_ending = False
         self.orphaned = False  # no daemon is there any more; while it dies, its end of the pipe may still be open
         self.unfinished = b""  # of a command
         self.kept_until: float | None = None  # set iff the parent's death doesn't count now, and nobody else's does
@@ -108,30 +108,30 @@ class Shim:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def end(self, *_: object) -> None:
-        self.told_to_end = self.orphaned = True
+        self.is_ending = self.orphaned = True
 
     def start(self, argv: list[str]) -> int:
         """Runs `argv` in a session of its own and returns its pid. Raises OSError when it can't be executed."""
         me = os.getpid()
         self.step = "fork"
-        verdict, tell = os.pipe2(os.O_CLOEXEC)
+        verdict, status_fd = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
             try:
                 self.become(argv, me)
             except OSError as error:
                 code, path = error.errno or errno.EINVAL, os.fsencode(error.filename or "")
-                os.write(tell, b"%d %b %b" % (code, self.step.encode(), path))
+                os.write(status_fd, b"%d %b %b" % (code, self.step.encode(), path))
             except ValueError:  # a NUL in a word or a variable
-                os.write(tell, b"%d %b " % (errno.EINVAL, self.step.encode()))
+                os.write(status_fd, b"%d %b " % (errno.EINVAL, self.step.encode()))
             finally:
                 os._exit(127)
-        os.close(tell)
-        said = os.read(verdict, 4096)  # end of file: exec closed it
+        os.close(status_fd)
+        data = os.read(verdict, 4096)  # end of file: exec closed it
         os.close(verdict)
-        if said:
+        if data:
             os.waitpid(pid, 0)
-            number, step, path = said.split(b" ", 2)
+            number, step, path = data.split(b" ", 2)
             self.step = step.decode()
             raise OSError(int(number), os.strerror(int(number)), os.fsdecode(path))
         return pid
@@ -169,7 +169,7 @@ class Shim:
         if watching:
             poller.register(self.log.inotify, select.POLLIN)
         timeout = None if watching else LOOK_MAX_MS
-        while not self.told_to_end and self.reap() and self.leader:
+        while not self.is_ending and self.reap() and self.main_pid:
             ready = {fd for fd, _ in poller.poll(self.at_most(timeout))}
             if self.wakeup in ready:
                 drain(self.wakeup)
@@ -188,10 +188,10 @@ class Shim:
                     poller.register(self.log.inotify, select.POLLIN)
                     watching, timeout = True, None
 
-    def listen(self, said: bytes) -> None:
-        if not said:
+    def listen(self, data: bytes) -> None:
+        if not data:
             self.end()
-        *commands, self.unfinished = (self.unfinished + said).split(b"\n")
+        *commands, self.unfinished = (self.unfinished + data).split(b"\n")
         for command in commands:
             word, _, argument = command.partition(b" ")
             self.obey(word, argument)
@@ -199,7 +199,7 @@ class Shim:
     def obey(self, command: bytes, argument: bytes) -> None:
         """Carry out a command; anything else is ignored."""
         if command == b"kill":
-            self.told_to_end = True
+            self.is_ending = True
         elif command == b"term":
             self.ask_to_end()
         elif command == b"keep" and argument.replace(b".", b"", 1).isdigit():
@@ -267,12 +267,12 @@ class Shim:
             if pid == 0:
                 return True
             code = os.waitstatus_to_exitcode(status)
-            if pid == self.leader:
-                self.leader = 0
+            if pid == self.main_pid:
+                self.main_pid = 0
                 report(exited=code)
             elif pid == self.stopper:
                 self.stopper = 0
-                if code != 0 and self.leader:
+                if code != 0 and self.main_pid:
                     signal_tree(signal.SIGTERM)  # the stop program failed: ask in the usual way
 
     def kill_all(self) -> None:
@@ -287,9 +287,9 @@ class Shim:
             else:
                 pause_s = min(pause_s * 2, 0.25)
 
-    def settle_remains(self) -> None:
+    def settle_leftovers(self) -> None:
         """End what the worker runs outside its processes, in place of a dead daemon: see leftover_containers.py."""
-        path = self.order["remains"]
+        path = self.order["leftovers"]
         if path is None:
             return
         try:
@@ -299,7 +299,7 @@ class Shim:
             self.stopper = self.start(noted["argv"])
         except (OSError, ValueError):
             return
-        until = time.monotonic() + REMAINS_S
+        until = time.monotonic() + LEFTOVERS_S
         while self.reap() and self.stopper and time.monotonic() < until:
             select.select([self.wakeup], [], [], 0.25)
             drain(self.wakeup)
@@ -326,13 +326,13 @@ def drain(fd: int) -> None:
 
 def read_order() -> tuple[Order, bytes] | None:
     """The launch order and the bytes after it, or None when the daemon is gone before it has sent all of the order."""
-    said = b""
-    while b"\n" not in said:
+    data = b""
+    while b"\n" not in data:
         part = os.read(0, 1 << 20)
         if not part:
             return None
-        said += part
-    line, _, rest = said.partition(b"\n")
+        data += part
+    line, _, rest = data.partition(b"\n")
     order: Order = json.loads(line)
     return order, rest
 
@@ -343,28 +343,28 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     shim = None
     try:
-        said = read_order()
-        if said is None or os.getppid() != said[0]["parent"]:
+        received = read_order()
+        if received is None or os.getppid() != received[0]["parent"]:
             return
-        order, rest = said
+        order, rest = received
         shim = Shim(order)
-        shim.leader = shim.start(order["argv"])
+        shim.main_pid = shim.start(order["argv"])
     except Exception as error:  # noqa: BLE001  the daemon tells people, whatever it is
         step = shim.step if shim else "setup"
         report(failed=getattr(error, "errno", None) or errno.EINVAL, step=step, text=str(error))
         return
     order["env"] = order["env"] if order["stop_argv"] else {}
     if shim.log.trouble:
-        report(pid=shim.leader, unlogged=shim.log.trouble)
+        report(pid=shim.main_pid, unlogged=shim.log.trouble)
     else:
-        report(pid=shim.leader)
+        report(pid=shim.main_pid)
     if rest:
         shim.listen(rest)
     shim.serve()
     shim.kill_all()
     shim.log.look()
     if not report(gone=True) or shim.orphaned:
-        shim.settle_remains()
+        shim.settle_leftovers()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class SpawnOrder:
     """The order to start a worker. `env` is the whole environment; the worker's mark is added to it.
 
     The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes on
-    disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note
+    disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `leftovers`: the note
     (leftover_containers.py) that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that
     shim and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of
     them below 3; without, it reads nothing and writes its log. `dies_first`: out of memory, the kernel should end it before
@@ -45,7 +45,7 @@ class SpawnOrder:
     cwd: Path | None = None
     log_limit: int = 16 * 1024 * 1024
     stop_argv: tuple[str, ...] | None = None
-    remains: Path | None = None
+    leftovers: Path | None = None
     keeps: tuple[int, ...] = ()
     stdio: tuple[int, int, int] | None = None
     dies_first: bool = True
@@ -89,7 +89,7 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
         "stdio": order.stdio,
         "dies_first": order.dies_first,
         "stop_argv": order.stop_argv,
-        "remains": None if order.remains is None else str(order.remains),
+        "leftovers": None if order.leftovers is None else str(order.leftovers),
         "cgroup": None if group is None else str(group),
     }
     try:
@@ -99,7 +99,7 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
             cgroup.remove(group)
         raise SpawnError(str(error)) from error
     try:
-        worker.tell(json.dumps(launch).encode() + b"\n")
+        worker.send_line(json.dumps(launch).encode() + b"\n")
         async with asyncio.timeout(SPAWN_LIMIT_S):
             await worker.running
     except TimeoutError as error:

@@ -46,14 +46,14 @@ class Environment:
     name: str
     path: Path
     python: str  # its version, such as 3.11.7
-    asked_python: str | None  # None: the Python of llmux
+    requested_python: str | None  # None: the Python of llmux
     device: Device | None  # None where that makes no difference
     lock_digest: str
     packages: tuple[str, ...]  # name==version
     recorded_bytes: int | None = None  # its size when it was made; environments of an older llmux don't say
     build: str | None = None  # of its project's release; with the next
     kind: str | None = None
-    is_asked: bool = False  # a person named the device
+    is_chosen: bool = False  # a person named the device
 
     @property
     def interpreter(self) -> Path:
@@ -61,7 +61,7 @@ class Environment:
 
     def is_made_so(self, digest: str, *how: str | None) -> bool:
         """Was the environment made by this recipe, for this device, Python, build and kind?"""
-        return (self.lock_digest, self.device, self.asked_python, self.build, self.kind) == (digest, *how)
+        return (self.lock_digest, self.device, self.requested_python, self.build, self.kind) == (digest, *how)
 
     def size_bytes(self) -> int:
         """The environment's size on disk, as recorded. Without a record it walks the tree: half a second for a large one."""
@@ -77,14 +77,14 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
             name=name,
             path=path,
             python=record["python"],
-            asked_python=record["asked_python"],
+            requested_python=record["asked_python"],
             device=record["device"] if record["device"] in get_args(Device) else None,
             lock_digest=record["lock_digest"],
             packages=tuple(record["packages"]),
             recorded_bytes=record.get("size_bytes"),
             build=record.get("build"),
             kind=record.get("kind"),
-            is_asked=record.get("is_asked", False),
+            is_chosen=record.get("is_asked", False),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -122,7 +122,7 @@ def install(
             device = (current.device if current is not None else None) or recipe.usual(devices.detect())
         build, kind = (package.build, package.kind) if package is not None else (None, None)
         if current is not None:
-            python = python or current.asked_python
+            python = python or current.requested_python
         for there in (current, installed(f"{name}@{build}", runtimes_dir) if build is not None else None):
             if there is not None and there.is_made_so(wanted, device, python, build, kind):
                 if there is not current:
@@ -163,8 +163,8 @@ def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: Non
     with _turn(builds, progress):
         links = [runtimes_dir / name, *built(name, runtimes_dir)]
         if build is not None:
-            gone = (runtimes_dir / f"{name}@{build}").resolve()
-            links = [link for link in links if link.resolve() == gone]
+            removed = (runtimes_dir / f"{name}@{build}").resolve()
+            links = [link for link in links if link.resolve() == removed]
         existed = [link for link in links if link.is_symlink()]
         for link in existed:
             link.unlink()
@@ -215,7 +215,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _record(
-    path: Path, wanted: str, device: Device | None, asked_python: str | None, facts: Mapping[str, object]
+    path: Path, wanted: str, device: Device | None, requested_python: str | None, facts: Mapping[str, object]
 ) -> None:
     found = importlib.metadata.distributions(path=[str(installer.site_packages(path))])
     settings = (path / "pyvenv.cfg").read_text(encoding="utf-8")
@@ -224,7 +224,7 @@ def _record(
         {
             "lock_digest": wanted,
             "python": version.group(1) if version is not None else "unknown",
-            "asked_python": asked_python,
+            "asked_python": requested_python,
             "device": device,
             "size_bytes": _size_bytes(path),
             "packages": sorted({f"{package.name}=={package.version}" for package in found}),

@@ -103,11 +103,11 @@ class VulkanDriver:
         card = Card(folder, address, partial(self._left, node, driver))
         return DeviceFound(index, address, name, regions[0] // MIB, card, pci=address)
 
-    def _left(self, node: Path, driver: str, ours: int) -> int:
+    def _left(self, node: Path, driver: str, own_bytes: int) -> int:
         regions = self._regions(node, driver)
         if regions is None:
             raise OSError("it has no memory of its own any more")
-        return max(0, min(regions[1], regions[0] - ours))
+        return max(0, min(regions[1], regions[0] - own_bytes))
 
 
 def ask_regions(node: Path, driver: str) -> tuple[int, int] | None:
@@ -132,11 +132,11 @@ def ask_regions(node: Path, driver: str) -> tuple[int, int] | None:
 
 def _ask_xe(descriptor: int) -> bytes:
     """First its length, then the answer."""
-    asked = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, 0, 0, 0, 0))
-    fcntl.ioctl(descriptor, _XE_QUERY, asked)
-    buffer = ctypes.create_string_buffer(_bounded(struct.unpack_from("<I", asked, 12)[0]))
-    asked = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, len(buffer), ctypes.addressof(buffer), 0, 0))
-    fcntl.ioctl(descriptor, _XE_QUERY, asked)
+    query = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, 0, 0, 0, 0))
+    fcntl.ioctl(descriptor, _XE_QUERY, query)
+    buffer = ctypes.create_string_buffer(_bounded(struct.unpack_from("<I", query, 12)[0]))
+    query = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, len(buffer), ctypes.addressof(buffer), 0, 0))
+    fcntl.ioctl(descriptor, _XE_QUERY, query)
     return buffer.raw
 
 
@@ -147,11 +147,11 @@ def _ask_i915(descriptor: int) -> bytes:
         address = ctypes.addressof(buffer) if length else 0
         item = ctypes.create_string_buffer(struct.pack("<QiIQ", _I915_REGIONS, length, 0, address), 24)
         fcntl.ioctl(descriptor, _I915_QUERY, bytearray(struct.pack("<IIQ", 1, 0, ctypes.addressof(item))))
-        told = struct.unpack_from("<i", item.raw, 8)[0]
-        if told < 0:
-            raise OSError(-told, os.strerror(-told))
+        length_or_error = struct.unpack_from("<i", item.raw, 8)[0]
+        if length_or_error < 0:
+            raise OSError(-length_or_error, os.strerror(-length_or_error))
         if not length:
-            length = _bounded(told)
+            length = _bounded(length_or_error)
             buffer = ctypes.create_string_buffer(length)
     return buffer.raw
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from supervisor.errors import UnavailableError
 
-TOLD_LINES: Final = 4
+ERROR_LINES: Final = 4
 LONGEST: Final = 500
 _LINE_BYTES: Final = 1 << 20
 
@@ -25,8 +25,8 @@ Line = Callable[[bytes], None]
 Words = Callable[[str], None]
 
 
-async def run(words: tuple[str, ...], line: Line, said: Words = lambda _: None) -> None:
-    """Run `llmux` with these words. `line` gets each line of standard output, `said` each line of standard error.
+async def run(words: tuple[str, ...], line: Line, on_text: Words = lambda _: None) -> None:
+    """Run `llmux` with these words. `line` gets each line of standard output, `on_text` each line of standard error.
 
     Cancelling kills the command and its children. Raises UnavailableError with its last lines if it fails.
     """
@@ -37,11 +37,11 @@ async def run(words: tuple[str, ...], line: Line, said: Words = lambda _: None) 
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    last: deque[str] = deque(maxlen=TOLD_LINES)
+    last: deque[str] = deque(maxlen=ERROR_LINES)
 
     def note(text: str) -> None:
         last.append(text)
-        said(text)
+        on_text(text)
 
     try:
         await asyncio.gather(_follow(process.stdout, line), _listen(process.stderr, note))
@@ -60,7 +60,7 @@ async def _follow(stdout: asyncio.StreamReader, line: Line) -> None:
         line(text)
 
 
-async def _listen(stderr: asyncio.StreamReader, said: Words) -> None:
+async def _listen(stderr: asyncio.StreamReader, on_text: Words) -> None:
     async for line in stderr:
         if text := line.decode("utf-8", "replace").strip():
-            said(text[:LONGEST])
+            on_text(text[:LONGEST])

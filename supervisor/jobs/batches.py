@@ -352,8 +352,8 @@ class Batches:
 
     async def _look_at(self, batch: Batch, raw: bytes | None, seen: set[bytes]) -> None:
         """Raises LlmuxError for a line that can't be sent."""
-        held = RequestBuffer(self.bodies, raw or b"")
-        held.keep(raw or b"")
+        buffer = RequestBuffer(self.bodies, raw or b"")
+        buffer.keep(raw or b"")
         try:
             custom_id, body = await lines.open_line(raw, batch.endpoint)
             if (digest := lines.digest_of(custom_id)) in seen:
@@ -363,7 +363,7 @@ class Batches:
             assert self._check is not None
             await self._check(batch.endpoint, body)
         finally:
-            held.release()
+            buffer.release()
 
     async def _feed(self, work: Work, reading: Lines) -> None:
         """Make its lines jobs, and wait until they are done. Raises NotSavedError."""
@@ -393,8 +393,8 @@ class Batches:
     async def _send(self, work: Work, number: int, raw: bytes | None) -> None:
         """Make a line a job, as soon as there is room for it. Raises NotSavedError."""
         batch = work.batch
-        held = RequestBuffer(self.bodies)
-        held.keep(raw or b"")
+        buffer = RequestBuffer(self.bodies)
+        buffer.keep(raw or b"")
         work.in_flight[number] = ""
         custom_id = ""
         try:
@@ -416,7 +416,7 @@ class Batches:
             found = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
             await self._note(work, number, [lines.refused(batch.id, number, custom_id, int(error.status), "", found)])
         finally:
-            held.release()
+            buffer.release()
             if not work.in_flight.get(number, True):
                 del work.in_flight[number]
 

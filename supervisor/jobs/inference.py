@@ -67,7 +67,7 @@ class Answer:
     body: Bytes
     error: dict[str, Any] | None = None  # set iff it failed
     retry_after_s: float | None = None  # set iff it may be sent again
-    held: RequestBuffer | None = None  # counts the body; release it when that is kept
+    buffer: RequestBuffer | None = None  # counts the body; release it when that is kept
 
 
 def failed(code: str, message: str, retry_after_s: float | None = None) -> Answer:
@@ -302,8 +302,8 @@ class InferenceJobs:
             log.warning("job.not_kept", job=job.id, reason=error.message, consequence="it is sent again")
             self._rest(job, LONGEST_PAUSE_S)
         finally:
-            if answer is not None and answer.held is not None:
-                answer.held.release()
+            if answer is not None and answer.buffer is not None:
+                answer.buffer.release()
             del self._running[job.id]
             self.jobs.wake()
             self._fill()
@@ -352,7 +352,7 @@ class InferenceJobs:
     async def _keep(self, job: Inference, answer: Answer) -> None:
         """It has ended with this. Raises NotSavedError."""
         error = answer.error
-        if error is None and job.stays:
+        if error is None and job.keeps_result:
             try:
                 self.make_room(len(answer.body))
                 job.result_bytes = len(answer.body)  # at once: others look for room while it is written
@@ -382,13 +382,13 @@ class InferenceJobs:
         over = replace(job, **changes)
         if (keep := self.on_end.get(type(job))) is not None:
             await keep(over, answer)
-        if job.stays:
+        if job.keeps_result:
             await self.jobs.save(over)
             self._unlink(job, "request")
         for name, value in changes.items():
             setattr(job, name, value)
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
-        if job.stays:
+        if job.keeps_result:
             self.jobs.wake()
             return
         self.jobs.drop(job)  # at once: who follows its response looks for it

@@ -73,7 +73,7 @@ class Inference(Job, kw_only=True, eq=False, tag="inference"):
         return self.request_bytes + (self.result_bytes or 0)
 
     @property
-    def stays(self) -> bool:
+    def keeps_result(self) -> bool:
         """Does it stay when it is over, with its result? Else the response or the batch that it is for says how it ended."""
         return True
 
@@ -84,7 +84,7 @@ class Response(Inference, kw_only=True, eq=False, tag="response"):
     response: str  # the name of the stored response
 
     @property
-    def stays(self) -> bool:
+    def keeps_result(self) -> bool:
         """See `Inference`."""
         return False
 
@@ -97,7 +97,7 @@ class Line(Inference, kw_only=True, eq=False, tag="line"):
     custom_id: str
 
     @property
-    def stays(self) -> bool:
+    def keeps_result(self) -> bool:
         """See `Inference`."""
         return False
 

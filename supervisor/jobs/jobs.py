@@ -164,10 +164,10 @@ class Jobs:
         `failed` is called with the reason if they can't be written or removed on disk.
         """
         over = [other for other in self.of(type(job)) if other.is_over]
-        gone = over[: max(0, len(over) - self.kinds[type(job)].most)]
+        removed = over[: max(0, len(over) - self.kinds[type(job)].most)]
         changes: dict[Entry, JsonValue] = {(_COLLECTION, job.id): msgspec.to_builtins(job)}
-        changes.update({(_COLLECTION, old.id): None for old in gone})
-        self._remove(gone)
+        changes.update({(_COLLECTION, old.id): None for old in removed})
+        self._remove(removed)
         if self._store is not None:
             self._noting.add(task := asyncio.create_task(self._note(changes, failed)))
             task.add_done_callback(self._noting.discard)
@@ -180,20 +180,20 @@ class Jobs:
 
     async def forget(self, jobs: Iterable[Job]) -> None:
         """Remove these with all that they have. Raises NotSavedError: then their records stay."""
-        gone = [*jobs]
-        if not gone:
+        removed = [*jobs]
+        if not removed:
             return
-        records: dict[Entry, JsonValue] = {(_COLLECTION, job.id): None for job in gone}
+        records: dict[Entry, JsonValue] = {(_COLLECTION, job.id): None for job in removed}
         try:
             await self._change(records)
         except NotSavedError:
-            for job in gone:  # perhaps the disk is full of them
+            for job in removed:  # perhaps the disk is full of them
                 self.kinds[type(job)].forget([job])
             await self._change(records)
-        self._remove(gone)
+        self._remove(removed)
 
-    def _remove(self, gone: Sequence[Job]) -> None:
-        for job in gone:
+    def _remove(self, removed: Sequence[Job]) -> None:
+        for job in removed:
             self._pop(job)
             self.kinds[type(job)].forget([job])
         self.wake()

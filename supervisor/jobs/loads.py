@@ -21,7 +21,7 @@ import structlog
 from runtimes.base import ModelUnusableError
 from supervisor.catalog import CatalogModel
 from supervisor.core.effects import Decided, Effect
-from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished, UnloadAsked
+from supervisor.core.events import Event, LoadCancelled, LoadRequested, RequestArrived, RequestFinished, UnloadRequested
 from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
 from supervisor.engine.engine import Engine
 from supervisor.engine.events import Hub
@@ -95,11 +95,11 @@ class Loads:
         """See `engine.Observer`."""
         kind = type(event)
         about = {effect.model for effect in effects if type(effect) is Decided and effect.model is not None}
-        if isinstance(event, RequestArrived | LoadAsked):
+        if isinstance(event, RequestArrived | LoadRequested):
             about.add(event.model)
         if kind is not RequestArrived and kind is not RequestFinished:
             about.update(self._open)
-        unloaded = base_of(event.model) if type(event) is UnloadAsked else None
+        unloaded = base_of(event.model) if type(event) is UnloadRequested else None
         for model in about:
             self._look_at(model, "unloaded by an operator" if base_of(model) == unloaded else _UNWANTED)
 
@@ -130,7 +130,7 @@ class Loads:
             load.decided, load.reason = made[-1].seq, made[-1].reason if made[-1].model == model else ""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="loads")
-        self._tell(load)
+        self._note_state(load)
         return load
 
     def _start(self, load: Load, status: LoadStatus) -> None:
@@ -139,7 +139,7 @@ class Loads:
         load.started_at = max(load.created_at, round(time.time() - status.since_s, 3))
         load.generation, load.devices = status.generation, status.devices
         load.lease_mib, load.expected_s = status.lease_mib, status.load_s
-        self._tell(load)
+        self._note_state(load)
 
     def _end(self, load: Load, status: LoadStatus | None, otherwise: str) -> None:
         del self._open[load.worker]
@@ -159,7 +159,7 @@ class Loads:
                 load.error = {"message": load.reason, "code": "load_failed"}
         else:
             load.state, load.reason = "cancelled", otherwise
-        self._tell(load)
+        self._note_state(load)
         if not self._open and self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -257,7 +257,7 @@ class Loads:
 
     # -------------------------------------------------------------------------------------------------------------- kept
 
-    def _tell(self, load: Load) -> None:
+    def _note_state(self, load: Load) -> None:
         """It has entered another state."""
         self._save(load)
         self._publish(load)

@@ -155,7 +155,7 @@ class TestChoice:
 
     def test_the_python_is_kept(self, runtime, tmp_path):
         first = venvs.install(runtime, tmp_path / "runtimes", quiet, python=sys.executable)
-        assert first.asked_python == sys.executable
+        assert first.requested_python == sys.executable
         assert venvs.install(runtime, tmp_path / "runtimes", quiet) == first
 
     def test_a_python_that_isnt_there(self, runtime, tmp_path, monkeypatch):

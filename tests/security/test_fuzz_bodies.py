@@ -22,7 +22,7 @@ from supervisor.catalog.rewrite import Rewrite
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.gateway.attempt import Outcome
-from supervisor.gateway.body import form, json_body, outline
+from supervisor.gateway.body import condensed_json, form, json_body
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody, open_object
 from supervisor.gateway.body.parameters import json_object
@@ -101,7 +101,7 @@ def outlined():
     """Everything is large, and every slice small."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("_LONG", 30), ("_KEPT", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_RUN", 10)):
-            patch.setattr(outline, name, size)
+            patch.setattr(condensed_json, name, size)
         patch.setattr(json_body, "SMALL", 0)
         patch.setattr(json_body, "_LARGE", 0)
         yield

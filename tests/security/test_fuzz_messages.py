@@ -70,7 +70,7 @@ class TestShim:
             for piece in said:
                 await asyncio.to_thread(say.write, piece)
         async with asyncio.timeout(30):
-            await worker.leader_ended.wait()
+            await worker.main_ended.wait()
             worker.abandon()
             ended = await worker.wait()
         return worker.pid, ended.code, failures
@@ -113,7 +113,7 @@ class TestShim:
 
     def order(self, folder: Path, **changes: object) -> bytes:
         order = {"parent": os.getpid(), "argv": ["/bin/sleep", "600"], "env": {}, "cwd": None, "cgroup": None}
-        order |= {"log": str(folder / "shim.log"), "log_limit": 4096, "stop_argv": None, "remains": None}
+        order |= {"log": str(folder / "shim.log"), "log_limit": 4096, "stop_argv": None, "leftovers": None}
         return json.dumps(order | changes).encode() + b"\n"
 
     @settings(max_examples=examples(4))
@@ -163,12 +163,12 @@ class TestWorkersWords:
     )
     def test_logs(self, folder, data, code):
         path = of_data(folder / "worker.log", data)
-        lines = logs.tail(path, logs.TELLING_LINES)
+        lines = logs.tail(path, logs.CRASH_LINES)
         crash = logs.classify(code, lines)
         assert isinstance(crash, Crash)
         for line in (*lines, crash.summary):
             assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", line)
-        follower = logs.LogFollower(path)
+        follower = logs.LogReader(path)
         assert len(follower.begin(5)) <= 5
         follower.read()
 
@@ -176,7 +176,7 @@ class TestWorkersWords:
         "piece", ["(", "mlock ", "unable to ", "1.00.000.000 I srv ", "\x1b[", "\x1b]", "a" * 10, "E "]
     )
     def test_no_line_takes_long_to_classify(self, piece):
-        lines = [(piece * 1000)[:500]] * logs.TELLING_LINES
+        lines = [(piece * 1000)[:500]] * logs.CRASH_LINES
         used = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         logs.cleaned("\n".join([piece * 100_000] * 2))
         logs.classify(1, lines)

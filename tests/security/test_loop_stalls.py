@@ -21,9 +21,9 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.cli.own_process import THRESHOLDS
 from supervisor.dialects.responses.operations import GROUP
-from supervisor.dialects.responses.turn import turn_of
+from supervisor.dialects.responses.stored_conversation import conversation_of
 from supervisor.errors import InvalidRequestError
-from supervisor.gateway.body import form, json_body, outline
+from supervisor.gateway.body import condensed_json, form, json_body
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import EXTENSION, Disconnect
@@ -216,7 +216,7 @@ class TestJson:
 
     @pytest.mark.parametrize("content", [b'"x":[' + b"{}," * 50_001 + b"{}]", b'"x":[' + b'"",' * 50_001 + b"0]"])
     async def test_the_error_names_the_limit(self, content):
-        with pytest.raises(InvalidRequestError, match=f"{outline.MOST_VALUES:,} values") as told:
+        with pytest.raises(InvalidRequestError, match=f"{condensed_json.MOST_VALUES:,} values") as told:
             await JsonBody.open(b'{"model":"m",' + content + b"}")
         assert told.value.code == "too_many_values"
 
@@ -279,9 +279,9 @@ class TestForms:
 
 def test_slices():
     """What is handled in one turn, which the times follow from."""
-    assert outline._SLICE <= 128 * 1024
+    assert condensed_json._SLICE <= 128 * 1024
     assert form.SLICE <= 32 * 1024
-    assert outline.MOST_VALUES <= 100_000
+    assert condensed_json.MOST_VALUES <= 100_000
     assert json_body.SMALL <= 64 * 1024
     assert json_body._LARGE <= 256 * 1024
 
@@ -404,7 +404,7 @@ class TestKept:
 
             async def work() -> None:
                 body = await JsonBody.open(b'{"model":"m","input":"Hi","previous_response_id":"resp_1"}')
-                body, turn = await turn_of(body, memory, is_counted=False)
+                body, turn = await conversation_of(body, memory, is_counted=False)
                 await body.rewritten(REWRITE, Endpoint("/v1/responses"))
                 turn.release()
 
@@ -420,7 +420,7 @@ class TestKept:
             memory = ConversationStore(site.store, BodyBudget(), None, True)
 
             async def work() -> None:
-                _, turn = await turn_of(await JsonBody.open(body), memory, is_counted=False)
+                _, turn = await conversation_of(await JsonBody.open(body), memory, is_counted=False)
                 name, told = answers.pop()
                 pieces = [told[at : at + PIECE] for at in range(0, len(told), PIECE)]
                 passed = await filtered(Pieces(pieces), [turn], Gathered())

@@ -23,7 +23,7 @@ async def lend(instance: str, folder: Path, descriptor: str, *lines: str) -> Non
     worker = await spawn(order(instance, folder, "--daemonize", "--fork", "--ignore-term"))
     worker.pause()
     for line in lines:
-        worker.tell(line.encode() + b"\n")
+        worker.send_line(line.encode() + b"\n")
     await channel.send({"pid": worker.pid, "shim": worker.shim_pid}, worker.descriptors)
     await asyncio.Event().wait()
 

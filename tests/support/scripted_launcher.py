@@ -91,11 +91,11 @@ class ScriptedLauncher:
 
     def end_leader(self, worker: WorkerKey) -> None:
         """Its program has ended; something of its tree is still there."""
-        self._running[worker].leader_ended.set()
+        self._running[worker].main_ended.set()
 
     def end(self, worker: WorkerKey, end: ProcessExit) -> None:
         """Nothing of it is left."""
         started = self._running.pop(worker)
         self.held.remove(worker)
-        started.leader_ended.set()
-        started.gone.set_result(end)
+        started.main_ended.set()
+        started.exited.set_result(end)

@@ -22,7 +22,7 @@ from supervisor.core.events import (
     Configured,
     DeviceSample,
     Event,
-    LeaseAsked,
+    LeaseRequested,
     MemorySampled,
     RequestArrived,
     RequestFinished,
@@ -55,7 +55,7 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
-from supervisor.core.waiting import awaited, forecast
+from supervisor.core.waiting import forecast, wait_reason
 from supervisor.engine.recording import Recording, event_line, replay
 from supervisor.engine.sampling import IDLE_S, IMPATIENT_S
 from tests.support.counts import times
@@ -162,7 +162,7 @@ class World:
         waits, gpus, devices = bool(more.get("waits")), int(more.get("gpus", 1)), tuple(more.get("devices", ()))  # type: ignore[call-overload]
         footprint = Footprint(mib, FootprintSource.EXPLICIT)
         spec = ModelSpec(ModelId(name), PARTNER, 100, footprint, devices=devices, gpus=gpus, pin=True)
-        self.post(LeaseAsked(spec, Partner(name, ttl_s, waits, pid)))
+        self.post(LeaseRequested(spec, Partner(name, ttl_s, waits, pid)))
 
     def finish(self, ticket: TicketId, tokens: int = 0, *, served: bool = True) -> None:
         if self.open.pop(ticket, None) is not None:
@@ -296,7 +296,7 @@ class World:
             case Dispatch(ticket, name, generation):
                 assert ticket in self.open
                 assert ticket not in self.dispatched, "an upstream sees each request once"
-                assert self.open[ticket] == self.scheduler.state.models[name].line
+                assert self.open[ticket] == self.scheduler.state.models[name].queue_key
                 assert (name, generation) in self.alive
                 assert (name, generation) not in self.stopping
                 self.dispatched[ticket] = (name, generation)
@@ -383,9 +383,9 @@ class World:
             self.open[ticket] for ticket in queued
         }:  # what they wait for can be told, and is another's doing
             model = state.models[waiting]
-            assert waiting not in awaited(state, model).others
+            assert waiting not in wait_reason(state, model).others
             ready = any(replica.state is WorkerState.READY for replica in state.replicas(model))
-            assert forecast(state, model, self.now).told or ready
+            assert forecast(state, model, self.now).text or ready
         assert set(self.alive) == {
             m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None
         }

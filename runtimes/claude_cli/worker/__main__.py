@@ -36,15 +36,15 @@ class ProgramWorker(Worker):
         return {"POST /v1/chat/completions": self.chat}
 
     async def chat(self, request: Request) -> Response:
-        asked = conversation.read((await Body.of(request)).values)
-        for name in asked.ignored:
+        conversation_request = conversation.read((await Body.of(request)).values)
+        for name in conversation_request.ignored:
             without_effect(name)
-        answer = Answer(self._options.upstream_model, asked.include_usage)
+        answer = Answer(self._options.upstream_model, conversation_request.include_usage)
 
         def run(cancel: Cancel) -> Iterator[str | Result]:
-            return self._program.run(asked, cancel)
+            return self._program.run(conversation_request, cancel)
 
-        if asked.stream:
+        if conversation_request.stream:
             return events(await started(self.pool.stream(lambda cancel: answer.chunks(run(cancel)))))
         return JSONResponse(await self.pool.run(lambda cancel: answer.whole(run(cancel))))
 

@@ -39,7 +39,7 @@ _HEAD: Final = "This is a conversation so far. Reply with the assistant's next m
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProgramRequest:
     """The parsed request: prompt, system prompt and options for the program."""
 
     prompt: str
@@ -49,7 +49,7 @@ class Asked:
     ignored: tuple[str, ...]
 
 
-def read(fields: Mapping[str, object]) -> Asked:
+def read(fields: Mapping[str, object]) -> ProgramRequest:
     """The request with these fields. Raises WorkerError."""
     for name, harmless in _CHANGES_ANSWER.items():
         value = fields.get(name)
@@ -60,19 +60,19 @@ def read(fields: Mapping[str, object]) -> Asked:
         raise WorkerError('"messages" must be a list of at least one message.', param="messages")
     known = _USED | _CHANGES_ANSWER.keys()
     ignored = [name for name, value in fields.items() if value is not None and name not in known]
-    said = [_message(message, f"messages[{at}]", ignored) for at, message in enumerate(messages)]
-    turns = [(role, text) for role, text in said if role not in _SYSTEM]
+    texts = [_message(message, f"messages[{at}]", ignored) for at, message in enumerate(messages)]
+    turns = [(role, text) for role, text in texts if role not in _SYSTEM]
     if not turns or turns[-1][0] != "user":
         raise WorkerError('The last of "messages" must be the user\'s.', param="messages")
     options = fields.get("stream_options")
     ignored += _others(options, {"include_usage"}, "stream_options") if isinstance(options, dict) else ()
     try:
-        "".join(text for _, text in said).encode()
+        "".join(text for _, text in texts).encode()
     except UnicodeEncodeError as error:
         raise WorkerError('"messages" hold half a character.', param="messages") from error
-    return Asked(
+    return ProgramRequest(
         prompt=turns[0][1] if len(turns) == 1 else _HEAD + "\n".join(_tagged(role, text) for role, text in turns),
-        system="\n\n".join(text for role, text in said if role in _SYSTEM and text),
+        system="\n\n".join(text for role, text in texts if role in _SYSTEM and text),
         stream=fields.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         ignored=tuple(ignored),

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from runtimes.claude_cli.worker.conversation import Asked
+from runtimes.claude_cli.worker.conversation import ProgramRequest
 from runtimes.claude_cli.worker.descendants import Descendants
 from runtimes.claude_cli.worker.output import OUTPUTS, OutputError, Result
 from runtimes.sdk.errors import WorkerError
@@ -48,15 +48,15 @@ class Options:
     timeout_s: float
     output_bytes: int  # stdout and stderr together
 
-    def words(self, asked: Asked, system_file: Path) -> list[str]:
+    def words(self, request: ProgramRequest, system_file: Path) -> list[str]:
         """The program's command line, which never contains the prompt."""
         values = {"model": self.upstream_model, "system_file": str(system_file)}
-        words = [*self.command, *(self.system_args if asked.system else ())]
+        words = [*self.command, *(self.system_args if request.system else ())]
         return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
 
-    def prompt(self, asked: Asked) -> str:
+    def prompt(self, request: ProgramRequest) -> str:
         """The program's standard input."""
-        return f"{asked.system}\n\n{asked.prompt}" if asked.system and not self.system_args else asked.prompt
+        return f"{request.system}\n\n{request.prompt}" if request.system and not self.system_args else request.prompt
 
 
 class Program:
@@ -71,11 +71,11 @@ class Program:
         """Delete the temporary folder. Call this only when no run is left, or the last ones are about to end."""
         self._folder.close()
 
-    def run(self, asked: Asked, cancel: Cancel) -> Iterator[str | Result]:
+    def run(self, request: ProgramRequest, cancel: Cancel) -> Iterator[str | Result]:
         """The text of the answer in pieces, then the result. Blocks. Raises WorkerError and CancelledWorkError."""
         output, last_words = OUTPUTS[self._options.output](), bytearray()
         try:
-            with self._running(asked) as process:
+            with self._running(request) as process:
                 for is_error, piece in self._printed(process, cancel):
                     if is_error:
                         last_words[:] = (last_words + piece)[-LAST_BYTES:]
@@ -94,11 +94,11 @@ class Program:
             raise
 
     @contextlib.contextmanager
-    def _running(self, asked: Asked) -> Iterator[subprocess.Popen[bytes]]:
+    def _running(self, request: ProgramRequest) -> Iterator[subprocess.Popen[bytes]]:
         """A running process of the program; none of its processes is left on exit. Raises OutputError if it can't start."""
         with TemporaryDirectory(dir=self._folder.path, ignore_cleanup_errors=True) as folder, self._descendants.swept():
             try:
-                process = self._start(asked, Path(folder))
+                process = self._start(request, Path(folder))
             except OSError as error:
                 raise OutputError(f"it can't be started: {error}") from error
             try:
@@ -106,15 +106,15 @@ class Program:
             finally:
                 _end(process)
 
-    def _start(self, asked: Asked, folder: Path) -> subprocess.Popen[bytes]:
+    def _start(self, request: ProgramRequest, folder: Path) -> subprocess.Popen[bytes]:
         """Start the process. Raises OSError."""
         (work := folder / "work").mkdir()
-        (system_file := folder / "system.txt").write_bytes(asked.system.encode())
+        (system_file := folder / "system.txt").write_bytes(request.system.encode())
         with os.fdopen(os.memfd_create("prompt"), "w+b") as prompt:
-            prompt.write(self._options.prompt(asked).encode())
+            prompt.write(self._options.prompt(request).encode())
             prompt.seek(0)
             return subprocess.Popen(
-                self._options.words(asked, system_file),
+                self._options.words(request, system_file),
                 stdin=prompt,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -65,10 +65,10 @@ class Made:
     seed: int
     partial: int | None = None
 
-    def told(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         """The picture's fields in answers and events."""
-        said = {"seed": self.seed} if self.partial is None else {"partial_image_index": self.partial}
-        return {"b64_json": base64.b64encode(self.picture).decode(), **said}
+        about = {"seed": self.seed} if self.partial is None else {"partial_image_index": self.partial}
+        return {"b64_json": base64.b64encode(self.picture).decode(), **about}
 
 
 class ComfyWorker(Worker):
@@ -110,7 +110,7 @@ class ComfyWorker(Worker):
         return {
             "POST /v1/images/generations": self._generations,
             "POST /v1/images/edits": self._edits,
-            "GET /progress": self.steps.tell,
+            "GET /progress": self.steps.report,
         }
 
     async def _generations(self, request: Request) -> Response:
@@ -137,12 +137,14 @@ class ComfyWorker(Worker):
         if links and wanted.stream:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made | Comment] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
+        made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
+            lambda cancel, put: self._draw(name, wanted, cancel, put)
+        )
         if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
             return events(await started(self._events(prefix, made)), are_named=True)
         async with aclosing(made):
-            data = [each.told() async for each in made if isinstance(each, Made)]
+            data = [each.fields() async for each in made if isinstance(each, Made)]
         about = {"created": int(time.time()), "output_format": wanted.format}
         return JSONResponse({**about, "data": data}, headers={HEADER: "url"} if links else None)
 
@@ -154,7 +156,7 @@ class ComfyWorker(Worker):
                 continue
             kind = "completed" if each.partial is None else "partial_image"
             about = {"created_at": int(time.time()), "output_format": each.format}
-            yield {"type": f"{prefix}.{kind}", **about, **each.told()}
+            yield {"type": f"{prefix}.{kind}", **about, **each.fields()}
 
     # ---------------------------------------------------------------------------------------------------- what is asked
 
@@ -229,7 +231,7 @@ class ComfyWorker(Worker):
         put: Callable[[Made | Comment], None],
     ) -> None:
         at, turns = turn
-        seed, step, steps, told = (wanted.seed + at) % SEEDS, 0, 0, 0
+        seed, step, steps, shown = (wanted.seed + at) % SEEDS, 0, 0, 0
 
         def on_step(done: int, of: int) -> None:
             nonlocal step, steps
@@ -239,10 +241,10 @@ class ComfyWorker(Worker):
                 put(Comment(f"step {at * steps + step} of {turns * steps}"))
 
         def on_preview(picture: bytes, kind: str) -> None:
-            nonlocal told
-            if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
-                put(Made(picture, kind, seed, told))
-                told += 1
+            nonlocal shown
+            if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
+                put(Made(picture, kind, seed, shown))
+                shown += 1
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
         filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))

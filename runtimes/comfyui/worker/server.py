@@ -94,8 +94,8 @@ class Comfy:
         return body
 
     def _queue(self, workflow: Mapping[str, Any], client: str, number: str) -> None:
-        asked = {"prompt": workflow, "client_id": client, "prompt_id": number}
-        status, body = self._child.request("POST", "/prompt", json.dumps(asked).encode(), "application/json")
+        order = {"prompt": workflow, "client_id": client, "prompt_id": number}
+        status, body = self._child.request("POST", "/prompt", json.dumps(order).encode(), "application/json")
         if status != http.client.OK:
             raise WorkerError(_refusal(body), code="invalid_request")
 
@@ -111,8 +111,8 @@ class Comfy:
             if (kind := PREVIEWS.get(message[:HEAD])) is not None:
                 on_preview(message[HEAD:], kind)
             return False
-        told = json.loads(message)
-        kind, data = told.get("type"), told.get("data") or {}
+        event = json.loads(message)
+        kind, data = event.get("type"), event.get("data") or {}
         if data.get("prompt_id") != number:
             return False
         if kind == "progress":
@@ -160,7 +160,7 @@ def _refusal(body: bytes) -> str:
             for node in found["node_errors"].values()
             for error in node["errors"]
         ]
-        said = "; ".join(errors) or found["error"]["message"]
+        reason = "; ".join(errors) or found["error"]["message"]
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = body.decode(errors="replace")
-    return f"ComfyUI refuses the workflow: {said[:500]}"
+        reason = body.decode(errors="replace")
+    return f"ComfyUI refuses the workflow: {reason[:500]}"

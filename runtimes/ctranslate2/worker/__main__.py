@@ -78,13 +78,13 @@ class CTranslate2Worker(TextWorker[Prompt]):
             return self._translation(text, {name: body.text(name) for name in _CODES}, beams)
         return Prompt(tokens, beams=beams)
 
-    def room(self, asked: int | None, prompt: Prompt, param: str) -> int:
+    def room(self, requested: int | None, prompt: Prompt, param: str) -> int:
         """The tokens that may be generated. A translation has its own context, separate from its source's."""
-        left = super().room(asked, prompt, param)
+        left = super().room(requested, prompt, param)
         if self.options.kind == "generator":
             return left
         most = self.context - len(prompt.prefix) - 1  # the decoder's first token is none of the answer's
-        return most if asked is None else min(asked, most)
+        return most if requested is None else min(requested, most)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
         """Generate in CTranslate2's threads."""

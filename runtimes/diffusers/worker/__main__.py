@@ -66,7 +66,7 @@ class Painter(Worker):
             "POST /v1/images/generations": self._generations,
             "POST /v1/images/edits": self._edits,
             "POST /v1/images/variations": self._variations,
-            "GET /progress": self.steps.tell,
+            "GET /progress": self.steps.report,
         }
 
     async def _generations(self, request: Request) -> Response:
@@ -108,7 +108,9 @@ class Painter(Worker):
 
     async def _answer(self, request: Request, wanted: Drawing) -> Response:
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made | Comment] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
+        made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
+            lambda cancel, put: self._draw(name, wanted, cancel, put)
+        )
         if wanted.stream:
             return events(await started(self._events(wanted, made)), are_named=True)
         async with aclosing(made):
@@ -125,12 +127,12 @@ class Painter(Worker):
                 yield each
                 continue
             about = _about(wanted, each, 1)
-            said: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": each.data}
+            common: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": each.data}
             if each.partial is None:
-                yield {"type": f"{prefix}.completed", **said, "seed": each.seed, **_revised(each, wanted), **about}
+                yield {"type": f"{prefix}.completed", **common, "seed": each.seed, **_revised(each, wanted), **about}
             else:
                 del about["usage"]
-                yield {"type": f"{prefix}.partial_image", **said, "partial_image_index": each.partial, **about}
+                yield {"type": f"{prefix}.partial_image", **common, "partial_image_index": each.partial, **about}
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
@@ -142,20 +144,20 @@ class Painter(Worker):
             read = self.model.read(wanted.prompt)
             for place in range(wanted.count):
                 cancel.check()
-                seed, told = wanted.seed_of(place), 0
+                seed, shown = wanted.seed_of(place), 0
 
                 def on_step(
                     step: int, steps: int, preview: Callable[[], Image.Image], *, place: int = place, seed: int = seed
                 ) -> None:
-                    nonlocal told
+                    nonlocal shown
                     cancel.check()
                     done, of = place * steps + step, wanted.count * steps
                     self.steps.made(request_id, done, of)
                     if wanted.stream:  # what stands between here and the client ends connections without any bytes
                         put(Comment(f"step {done} of {of}"))
-                    if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
-                        put(Made(_encoded(preview(), wanted), seed, read, told))
-                        told += 1
+                    if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
+                        put(Made(_encoded(preview(), wanted), seed, read, shown))
+                        shown += 1
 
                 picture = self.model.draw(wanted, seed, on_step)
                 put(Made(_encoded(picture, wanted), seed, read))

@@ -63,7 +63,7 @@ _ALWAYS = frozenset(
     {Endpoint("/tokenize"), Endpoint("/detokenize")}
     | {Endpoint(path, "GET") for path in ("/props", "/slots", "/lora-adapters")}
 )
-_UNHEARD = (
+_UNSUPPORTED_FIELDS = (
     ("thinking", b'"disabled"'),
     ("output_config", b'"format"'),
     ("output_format", b"{"),
@@ -79,8 +79,8 @@ _UNHEARD = (
     ("context_management", b'"compact_'),
     ("mcp_servers", b"{"),
 )
-_TOLD = frozenset(("user", "store", "metadata", "service_tier", "safety_identifier", "moderation"))
-_CHATS = _TOLD | frozenset(
+_METADATA = frozenset(("user", "store", "metadata", "service_tier", "safety_identifier", "moderation"))
+_CHATS = _METADATA | frozenset(
     [
         "audio",
         "functions",
@@ -119,17 +119,20 @@ _TEXT = frozenset(
     )
 ) | {
     Endpoint("/v1/chat/completions", passed_over=_CHATS),
-    Endpoint("/v1/messages", unheard=_UNHEARD, passed_over=_MESSAGES),
+    Endpoint("/v1/messages", unsupported_fields=_UNSUPPORTED_FIELDS, passed_over=_MESSAGES),
     Endpoint("/v1/messages/count_tokens", passed_over=_MESSAGES),
-    Endpoint("/v1/completions", unheard=(("suffix", b""),), passed_over=_TOLD | {"best_of", "echo"}),
+    Endpoint("/v1/completions", unsupported_fields=(("suffix", b""),), passed_over=_METADATA | {"best_of", "echo"}),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
 _EMBEDDINGS = frozenset(
-    {Endpoint("/v1/embeddings", unheard=(("dimensions", b""),), passed_over=_TOLD), Endpoint("/embedding")}
+    {
+        Endpoint("/v1/embeddings", unsupported_fields=(("dimensions", b""),), passed_over=_METADATA),
+        Endpoint("/embedding"),
+    }
 )
 _RERANK = frozenset(
-    Endpoint(path, unheard=(("return_documents", b"true"),))
+    Endpoint(path, unsupported_fields=(("return_documents", b"true"),))
     for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
 )
 

@@ -62,10 +62,10 @@ def _cuda(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for kind, (cuda, least) in CUDA_BUILDS.items()
         if machine.cuda >= cuda and (not known or max(known) >= least)
     )
-    told = f"NVIDIA's driver {machine.driver or ''}".rstrip() + f" runs programs of CUDA {_text(machine.cuda)}"
+    driver_note = f"NVIDIA's driver {machine.driver or ''}".rstrip() + f" runs programs of CUDA {_text(machine.cuda)}"
     if kinds:
-        return kinds, (f"{told}: {kinds[0]} is the build for it.",)
-    return (), (f"{told}.",)
+        return kinds, (f"{driver_note}: {kinds[0]} is the build for it.",)
+    return (), (f"{driver_note}.",)
 
 
 def _wanted(machine: Machine) -> str:

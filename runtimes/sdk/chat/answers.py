@@ -49,14 +49,14 @@ class Answer:
     def whole(self, pieces: Iterable[list[Piece]]) -> Json:
         """The answer as one object."""
         everything = [piece for brought in pieces for piece in brought]
-        said = "".join(piece.text for piece in everything if isinstance(piece, Text))
+        text = "".join(piece.text for piece in everything if isinstance(piece, Text))
         choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._take_logprobs(None)}
         choice |= self._stop()
         if self.kind == "text":
-            choice["text"] = said
+            choice["text"] = text
         else:
             calls = _calls(everything)
-            message: Json = {"role": "assistant", "content": said if said or not calls else None}
+            message: Json = {"role": "assistant", "content": text if text or not calls else None}
             thoughts = "".join(piece.text for piece in everything if isinstance(piece, Thought))
             if thoughts:
                 message["reasoning_content"] = thoughts

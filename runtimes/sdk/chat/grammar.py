@@ -57,20 +57,20 @@ Mark = Callable[[str], int | None]
 
 
 def grammar(
-    language: TokenizerLanguage, tokens: list[int], tools: Tools, said: Schema | None, *, thinking: bool, mark: Mark
+    language: TokenizerLanguage, tokens: list[int], tools: Tools, schema: Schema | None, *, thinking: bool, mark: Mark
 ) -> Grammar | None:
     """The grammar of an answer that must call a tool or follow a schema; None for a free answer.
 
     `tokens` are the prompt's; `thinking`: it ends within reasoning. A required call wins over a schema. If calls are
     optional, the answer is a call or follows the schema. Raises WorkerError for unsupported schemas.
     """
-    if not tools.must and said is None:
+    if not tools.must and schema is None:
         return None
     form = _harmony(mark) if language.format == "harmony" else _tagged(mark, language, tokens, thinking=thinking)
     schemas: list[EmbeddedSchema] = []
     bodies, rules = [], [*form.rules]
-    if said is not None and not tools.must:
-        schemas.append(EmbeddedSchema(json_schema.annotated(said), "response_format", "an answer"))
+    if schema is not None and not tools.must:
+        schemas.append(EmbeddedSchema(json_schema.annotated(schema), "response_format", "an answer"))
         bodies.append("answer")
         rules += [f"answer: {form.answer}", f"said: %json {schemas[0].schema}"]
     calls = [form.call(name, partial(_arguments, tools, name, schemas)) for name in tools.must or tools.schemas]

@@ -27,14 +27,14 @@ def read(language: Language, messages: object, take: TakePicture | None = None) 
 
 def single(turns: list[Message]) -> str:
     """The text of the only turn, for a runtime with single turns; a system message may precede it. Raises WorkerError."""
-    said = [turn for turn in turns if turn["role"] != "system"]
-    if len(said) != 1 or said[0]["role"] != "user":
+    others = [turn for turn in turns if turn["role"] != "system"]
+    if len(others) != 1 or others[0]["role"] != "user":
         message = (
-            f"messages: this runtime takes single turns only, one message of the user, and there are {len(said)} turns."
+            f"messages: this runtime takes single turns only, one message of the user, and there are {len(others)} turns."
             " Send the last one alone, or use another runtime."
         )
         raise WorkerError(message, code="multi_turn_unsupported", param="messages")
-    return str(said[0]["content"])
+    return str(others[0]["content"])
 
 
 def take_effort(turns: list[Message], extra: dict[str, object]) -> None:

@@ -103,7 +103,7 @@ def template_arguments(body: Body, language: Language) -> dict[str, object]:
     raise unsupported("reasoning_effort", "this model has no such levels")
 
 
-def room(asked: int | None, prompt: int, context: int, param: str, key: str) -> int:
+def room(requested: int | None, prompt: int, context: int, param: str, key: str) -> int:
     """The number of tokens that may be generated. `key` is the name of the configuration key for the context.
 
     Raises WorkerError if the prompt leaves no room.
@@ -114,7 +114,7 @@ def room(asked: int | None, prompt: int, context: int, param: str, key: str) -> 
             " model was made for more."
         )
         raise WorkerError(message, code="context_length_exceeded", param=param)
-    return context - prompt if asked is None else min(asked, context - prompt)
+    return context - prompt if requested is None else min(requested, context - prompt)
 
 
 def _sampling(body: Body, language: Language, logprobs: int | None) -> Sampling:

@@ -29,7 +29,7 @@ _HOLDING: Final = """
 additionalItems additionalProperties allOf anyOf contains else if items not oneOf prefixItems propertyNames then
 unevaluatedItems unevaluatedProperties
 """
-_HELD: Final = frozenset(_HOLDING.split())  # a schema, or a list of them
+_SUBSCHEMAS: Final = frozenset(_HOLDING.split())  # a schema, or a list of them
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OPTIONS: Final = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}  # limited, or a weak model generates blanks for ever
 OBJECT: Final[Schema] = {"type": "object"}
@@ -90,5 +90,5 @@ def _words(schema: Schema) -> Iterator[str]:
             for word, value in one.items():
                 if word in _NAMED:
                     left += value.values() if isinstance(value, dict) else ()
-                elif word in _HELD:
+                elif word in _SUBSCHEMAS:
                     left.append(value)

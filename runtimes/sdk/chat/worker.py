@@ -111,9 +111,9 @@ class TextWorker(Worker, Generic[P]):
         """The parser for the answer to this prompt."""
         return parser_of(self.language, conversation.tools, thinking=prompt.thinking)
 
-    def room(self, asked: int | None, prompt: P, param: str) -> int:
+    def room(self, requested: int | None, prompt: P, param: str) -> int:
         """The number of tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
-        return requests.room(asked, len(prompt.tokens), self.context, param, self.context_key)
+        return requests.room(requested, len(prompt.tokens), self.context, param, self.context_key)
 
     def routes(self) -> Mapping[str, Endpoint]:
         """The endpoints that the adapter lists."""

@@ -59,8 +59,8 @@ class Result:
 
     def median_of(self, name: str) -> float | None:
         """The median of a figure that not every worker reports."""
-        told = [value for round_ in self.rounds if (value := getattr(round_, name)) is not None]
-        return round(median(told), 2) if told else None
+        values = [value for round_ in self.rounds if (value := getattr(round_, name)) is not None]
+        return round(median(values), 2) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Comparison:
 
     def ratio(self) -> Row | None:
         """The GPU to the processor, else the first device to the last; None with less than two. Only the former has `met`."""
-        told = [(result.device, result.rate) for result in self.results if result.rate is not None]
-        if len(told) < 2:
+        rates = [(result.device, result.rate) for result in self.results if result.rate is not None]
+        if len(rates) < 2:
             return None
-        (over, fast), (under, slow) = told[0], told[-1]
+        (over, fast), (under, slow) = rates[0], rates[-1]
         if not over.kind.accelerates:
-            (over, fast), (under, slow) = told[-1], told[0]
+            (over, fast), (under, slow) = rates[-1], rates[0]
         times = fast / slow
         judged = over.kind.accelerates and not under.kind.accelerates
         return {
@@ -125,18 +125,18 @@ class Comparison:
     def report(self) -> list[output.Table | str]:
         head = ("DEVICE", self.workload.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
         rows = [_line(self._row(result)) for result in self.results]
-        told: list[output.Table | str] = [output.Table([head, *rows], whole=True)]
+        parts: list[output.Table | str] = [output.Table([head, *rows], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
-                told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
-            told += self._more(result)
+                parts += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
+            parts += self._more(result)
         ratio = self.ratio()
         if ratio is not None:
             verdict = ""
             if ratio["met"] is not None:
                 verdict = f"; wanted: {WANTED:g} times or more, {'met' if ratio['met'] else 'not met'}"
-            told.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
-        return told
+            parts.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
+        return parts
 
     def _more(self, result: Result) -> list[output.Table | str]:
         """The figures that have no column: the first answer beside the others, the real-time factor."""
@@ -213,7 +213,7 @@ async def _all(
     results = [Result(device) for device in await choose_devices(opened, route.model, options.devices)]
     current = [""]
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         current[0] = line
         if not sys.stderr.isatty():
             echo(line)
@@ -224,12 +224,12 @@ async def _all(
             try:
                 ledger = await asyncio.to_thread(ledger_of, options.daemon)
                 result.estimate_mib = await check_memory(opened.sampler, device, route.model, ledger)
-                tell(f"{device.id}: loading {route.model.id}")
+                print_line(f"{device.id}: loading {route.model.id}")
                 async with temporary_worker.running(route.model, device, catalog, opened.sampler) as worker:
                     result.load_s = worker.load_s
                     client = WorkerClient(worker.upstream, route, path)
                     for number in range(options.rounds + 1):
-                        tell(f"{device.id}: {f'round {number} of {options.rounds}' if number else 'warming up'}")
+                        print_line(f"{device.id}: {f'round {number} of {options.rounds}' if number else 'warming up'}")
                         round_ = await workload.run(client, number)
                         if number:
                             result.rounds.append(round_)
@@ -248,16 +248,16 @@ async def _all(
 
 
 def _line(row: Row) -> output.Row:
-    def told(name: str, unit: str = "", digits: int = 0) -> str:
+    def figure(name: str, unit: str = "", digits: int = 0) -> str:
         value = row[name]
         return f"{value:.{digits}f}{unit}" if isinstance(value, int | float) else "-"
 
     return (
         str(row["device"]),
-        told("rate", digits=1),
-        told("prompt_tokens_per_s", " tokens/s"),
-        told("first_ms", " ms"),
-        told("load_s", " s", digits=1),
+        figure("rate", digits=1),
+        figure("prompt_tokens_per_s", " tokens/s"),
+        figure("first_ms", " ms"),
+        figure("load_s", " s", digits=1),
         output.mib(row["estimate_mib"]),
         output.mib(row["measured_mib"]),
         str(row["problem"] or row["note"] or ""),

@@ -103,7 +103,7 @@ async def running(
 
 
 def _ended(crash: Crash | None, device: DeviceInfo) -> BenchError:
-    summary = crash.told if crash is not None else "it ended"
+    summary = crash.operator_summary if crash is not None else "it ended"
     return BenchError(f"On {device.id}: {summary}", detail=crash.log_tail if crash is not None else ())
 
 

@@ -85,9 +85,9 @@ class WorkerClient:
         paths = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
         answer = await self.upstream.request("POST", paths[self.path].encode(), [(b"content-type", kind)], body)
         if answer.status != 200:
-            said = (await answer.read(4096)).decode(errors="replace")
+            raw = (await answer.read(4096)).decode(errors="replace")
             answer.close()
-            raise BenchError(f"{self.path} answers with {answer.status}: {_message(said)}")
+            raise BenchError(f"{self.path} answers with {answer.status}: {_message(raw)}")
         return answer
 
 
@@ -149,11 +149,11 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
 async def _read(prompt: str, most: int, client: WorkerClient, _number: int) -> Round:
     picture = {"type": "image_url", "image_url": {"url": page.data_url()}}
     message = {"role": "user", "content": [picture, {"type": "text", "text": prompt}]}
-    round_, said = await _streamed(client, {"messages": [message], "temperature": 0, "top_k": 1}, most)
-    found, printed = len(page.printed() & page.words(said)), len(page.printed())
+    round_, text = await _streamed(client, {"messages": [message], "temperature": 0, "top_k": 1}, most)
+    found, printed = len(page.printed() & page.words(text)), len(page.printed())
     note = f"cut at {most} tokens" if round_.amount >= most else None
-    told = f"{found} of {printed} words of the page"
-    return replace(round_, note=f"{told}; {note}" if note else told, words_found=found)
+    found_note = f"{found} of {printed} words of the page"
+    return replace(round_, note=f"{found_note}; {note}" if note else found_note, words_found=found)
 
 
 async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Round, str]:
@@ -162,7 +162,7 @@ async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Roun
     began = time.perf_counter()
     answer = await client.post(fields)
     first = last = 0.0
-    pieces, said, usage, timings = 0, list[str](), Json(), Json()
+    pieces, texts, usage, timings = 0, list[str](), Json(), Json()
     async for event in _events(answer):
         if "error" in event:
             raise BenchError(f"{client.path} breaks off: {_message(json.dumps(event))}")
@@ -170,7 +170,7 @@ async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Roun
             last = time.perf_counter()
             first = first or last
             pieces += 1
-            said.append(_content(event))
+            texts.append(_content(event))
         usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
     if not pieces:
         raise BenchError("The answer is empty; ask for something else with --prompt.")
@@ -180,7 +180,7 @@ async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Roun
     rate = _number(timings, "predicted_per_second") or between
     note = f"answers end after {tokens:.0f} tokens" if tokens < min(most, 32) else None
     round_ = Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
-    return round_, "".join(said)
+    return round_, "".join(texts)
 
 
 async def _transcribe(client: WorkerClient, _number: int) -> Round:
@@ -247,15 +247,15 @@ async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
 def _says_something(event: Json) -> bool:
     """Is there a part of the answer in it? The first event often only names the role."""
     choices = rows(event, "choices")
-    said = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
-    return any(said.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
+    delta = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
+    return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
 
 
 def _content(event: Json) -> str:
     """The text that an event adds to the answer, without reasoning."""
     choices = rows(event, "choices")
-    told = part(choices[0], "delta").get("content") or choices[0].get("text") if choices else None
-    return told if isinstance(told, str) else ""
+    content = part(choices[0], "delta").get("content") or choices[0].get("text") if choices else None
+    return content if isinstance(content, str) else ""
 
 
 def _parsed(content: bytes, path: str) -> Json:
@@ -266,13 +266,13 @@ def _parsed(content: bytes, path: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def _message(said: str) -> str:
+def _message(body: str) -> str:
     try:
-        told = json.loads(said)
+        decoded = json.loads(body)
     except ValueError:
-        return said[:200]
-    error = told.get("error") if isinstance(told, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else said[:200]
+        return body[:200]
+    error = decoded.get("error") if isinstance(decoded, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else body[:200]
 
 
 def _number(value: Json, key: str) -> float | None:

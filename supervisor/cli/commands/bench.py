@@ -65,9 +65,9 @@ def bench(
     if gpu_report:
         from supervisor.cli.bench import gpu_report as reporting  # noqa: PLC0415  # not for declaring
 
-        told = reporting.report(functools.partial(click.echo, err=True))
-        answer(told.as_json(), *told.lines(), as_json=as_json)
-        if told.failed:
+        result = reporting.report(functools.partial(click.echo, err=True))
+        answer(result.as_json(), *result.lines(), as_json=as_json)
+        if result.failed:
             sys.exit(ExitCode.FAILED)
         return
     if model is None:

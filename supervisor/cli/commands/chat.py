@@ -47,9 +47,9 @@ class Conversation:
                 for event in events:
                     if event.data == "[DONE]":
                         continue  # to the end: who hangs up before it is logged as gone
-                    thought, said = _delta(json.loads(event.data))
-                    screen.show(thought, said)
-                    answer += said
+                    thought, reply = _delta(json.loads(event.data))
+                    screen.show(thought, reply)
+                    answer += reply
         finally:
             screen.end()
             if answer:
@@ -111,13 +111,13 @@ class _Screen:
         self._terminal = sys.stdout.isatty()
         self._thinks = self._wrote = False
 
-    def show(self, thought: str, said: str) -> None:
+    def show(self, thought: str, text: str) -> None:
         if thought and self._thinking:
             self._thinks = True
             self._write(thought, thought=True)
-        if said:
+        if text:
             self._end_thought()
-            self._write(said)
+            self._write(text)
             self._wrote = True
 
     def end(self) -> None:

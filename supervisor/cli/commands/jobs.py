@@ -37,9 +37,9 @@ def jobs_list(
     kind: str | None, state: str | None, model: str | None, limit: int, daemon: Client, as_json: bool
 ) -> None:
     """Show each job: how far it is, and why it waits or ended."""
-    asked = {"kind": kind, "state": state, "model": model, "limit": limit}
+    requested = {"kind": kind, "state": state, "model": model, "limit": limit}
     found = daemon.call(
-        operations.LIST_ALL_JOBS, query={name: value for name, value in asked.items() if value is not None}
+        operations.LIST_ALL_JOBS, query={name: value for name, value in requested.items() if value is not None}
     )
     shown = output.Table([HEAD, *map(_row, found.data)]) if found.data else "There are no such jobs."
     more = [output.dim(f"There are more: --limit {min(1000, 5 * limit)}")] if found.has_more else []

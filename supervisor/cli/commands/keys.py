@@ -34,17 +34,17 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
     return config_option(command)
 
 
-def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) -> str | int | None:
+def _priority(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | None:
     """The priority as the file has it: a word, or a number."""
     from supervisor.core.demand import priority_of  # noqa: PLC0415  # not for declaring
 
-    if said is None:
+    if text is None:
         return None
     try:
-        number = priority_of(said)
+        number = priority_of(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    return number if said.strip().isdecimal() else said.strip().lower()
+    return number if text.strip().isdecimal() else text.strip().lower()
 
 
 @keys.command("add")
@@ -198,7 +198,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
         print_json({"file": str(path), "data": rows})
     elif rows:
         head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "PRIORITY", "TENANT", "LIMITS", "STATE")
-        told = [
+        lines = [
             (
                 row["name"],
                 ", ".join(row["scopes"]),
@@ -211,7 +211,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
             )
             for row in rows
         ]
-        output.show(output.Table([head, *told], whole=True))
+        output.show(output.Table([head, *lines], whole=True))
     else:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 
@@ -226,12 +226,12 @@ def _urgency(row: files.Listed) -> str:
 
 
 def _limits(row: files.Listed) -> str:
-    told = (
+    limits = (
         row["request_rate"] and f"{row['request_rate']} requests",
         row["token_rate"] and f"{row['token_rate']} tokens",
         None if row["concurrency"] is None else f"{row['concurrency']} at once",
     )
-    return ", ".join(filter(None, told)) or "none"
+    return ", ".join(filter(None, limits)) or "none"
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -65,8 +65,8 @@ def pull(
     try:
         if not dry_run:
             pulling.make_room(wanted)
-            tell_amount = pulling.tell_amount if watched else None
-            pulling.fetch(wanted, functools.partial(click.echo, err=True), tell_amount)
+            show_amount = pulling.show_amount if watched else None
+            pulling.fetch(wanted, functools.partial(click.echo, err=True), show_amount)
     finally:
         if as_json:
             print_json([download.row() for download in wanted])

@@ -31,12 +31,12 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
     try:
         with contextlib.ExitStack() as stack:
             out: TextIO | None = None
-            for told in daemon.events(path):
-                if told.kind == "end":
+            for event in daemon.events(path):
+                if event.kind == "end":
                     return events
                 if out is None:  # only now: the daemon answers
                     out = stack.enter_context(file.open("x", buffering=1, encoding="utf-8"))  # a line at a time
-                out.write(told.data + "\n")
+                out.write(event.data + "\n")
                 events += 1
     except KeyboardInterrupt:
         return max(events, 0)

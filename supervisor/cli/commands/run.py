@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from supervisor.cli.hub_models import Reference
     from supervisor.cli.model_entries import Offer, Target
-    from supervisor.cli.pull import TellAmount
+    from supervisor.cli.pull import ShowAmount
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
 LAST_LINES: Final = 10
@@ -81,7 +81,7 @@ def run(
         place.check_writable()
         known, place = _add(place, model, name)
     elif not is_served:
-        model_entries.tell_where(place.catalog, known, _echo)
+        model_entries.print_device_note(place.catalog, known, _echo)
     with _daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 
@@ -149,7 +149,7 @@ def add(
             known = model_entries.free_name(place.catalog, _reference(model), found.taken, name)
             new = {known: dict(found.taken.entry)}
         else:
-            known, place = _add(place, model, name, found, pulling.tell_amount if watched else None)
+            known, place = _add(place, model, name, found, pulling.show_amount if watched else None)
     elif not names:
         _echo(f"{model} is configured already, as {known}.")
     daemon = _client(place, url, key)
@@ -197,8 +197,8 @@ def remove(
     if deleted and not yes:
         if as_json or not sys.stdin.isatty():
             raise click.UsageError("Nobody can be asked here whether to delete the files: give --yes.")
-        told = output.clean("\n  ".join(str(folder / name) for name in deleted))
-        click.confirm(f"Delete {counted(len(deleted), 'file')}?\n  {told}\n", abort=True, err=True)
+        deleted_files = output.clean("\n  ".join(str(folder / name) for name in deleted))
+        click.confirm(f"Delete {counted(len(deleted), 'file')}?\n  {deleted_files}\n", abort=True, err=True)
     model_entries.remove(place, model)
     _echo(f"{model}: taken out of {place.path}")
     reloaded = _reload(place, _client(place, url, key), removed=True)
@@ -245,13 +245,13 @@ def _offer(place: Target, model: str) -> Offer:
 
 
 def _add(
-    place: Target, model: str, name: str | None, found: Offer | None = None, tell_amount: TellAmount | None = None
+    place: Target, model: str, name: str | None, found: Offer | None = None, show_amount: ShowAmount | None = None
 ) -> tuple[str, Target]:
     """Add a model of the hub. Its name, and the configuration as it is then."""
     from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
-    known = model_entries.add(place, _reference(model), found, name, _echo, tell_amount)
+    known = model_entries.add(place, _reference(model), found, name, _echo, show_amount)
     return known, model_entries.target(place.path)
 
 

@@ -93,8 +93,8 @@ def runtimes_install(
     echo = functools.partial(click.echo, err=as_json)
     wanted = packages.Wanted(build, kind, files, _agreed(yes))
     environments.install(name, folder, echo, device=device, python=python, wanted=wanted)
-    if (told := environments.still_used(name, folder)) is not None:
-        click.echo(told, err=True)
+    if (note := environments.still_used(name, folder)) is not None:
+        click.echo(note, err=True)
     if as_json:
         print_json(environments.row(name, folder))
 
@@ -153,5 +153,5 @@ def runtimes_remove(name: str, build: str | None, runtimes_dir: Path | None, as_
         print_json({"name": name, "removed": existed})
     else:
         click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
-    if (told := environments.still_used(name, folder)) is not None:
-        click.echo(told, err=True)
+    if (note := environments.still_used(name, folder)) is not None:
+        click.echo(note, err=True)

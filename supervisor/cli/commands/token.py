@@ -38,7 +38,7 @@ def token() -> None:
 @json_option
 def token_sign(
     operation: str | None,
-    said: tuple[str, ...],
+    assignments: tuple[str, ...],
     signers: tuple[str, ...],
     key_file: Path | None,
     own: str | None,
@@ -61,7 +61,7 @@ def token_sign(
     path = key_file or KEY_FILE
     try:
         key = read_key(path)
-        found = op_tokens.begin(operation, _fields(said), signers) if operation else op_tokens.opened(begun)
+        found = op_tokens.begin(operation, _fields(assignments), signers) if operation else op_tokens.opened(begun)
         signed = op_tokens.signed(found, key, own)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{error.strerror}: {path}" if isinstance(error, OSError) else str(error)) from error
@@ -71,10 +71,10 @@ def token_sign(
         click.echo(op_tokens.packed(signed))
 
 
-def _fields(said: Sequence[str]) -> dict[str, Any]:
+def _fields(assignments: Sequence[str]) -> dict[str, Any]:
     """Values are JSON where they can be read so, else text."""
     fields = {}
-    for each in said:
+    for each in assignments:
         name, equals, value = each.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"expected NAME=VALUE, got {each!r}", param_hint="--field")

@@ -60,7 +60,7 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Overview:
     """The values that the screen shows."""
 
     devices: list[Device]
@@ -69,8 +69,8 @@ class Seen:
     requests: list[ActiveRequest]
 
 
-def look(daemon: Client) -> Seen:
-    return Seen(
+def look(daemon: Client) -> Overview:
+    return Overview(
         daemon.call(operations.READ_MEMORY).devices,
         daemon.call(operations.LIST_MODELS).data,
         daemon.call(operations.LIST_LEASES).data,
@@ -78,7 +78,7 @@ def look(daemon: Client) -> Seen:
     )
 
 
-def page(seen: Seen, url: str) -> Page:
+def page(seen: Overview, url: str) -> Page:
     found, requests, devices = seen.models, seen.requests, seen.devices
     loaded = sum(model.worker is not None for model in found)
     running = sum(request.state == "running" for request in requests)

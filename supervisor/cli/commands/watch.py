@@ -107,10 +107,10 @@ def why(model: str | None, limit: int, request: str | None, daemon: Client, as_j
 def line(kind: str, data: Json) -> list[str | output.Styled]:
     at = data.get("at")
     when = output.clock(time.time() if at is None else at)
-    return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]
+    return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_event_text(kind, data)]
 
 
-def _told(kind: str, data: Json) -> list[str | output.Styled]:
+def _event_text(kind: str, data: Json) -> list[str | output.Styled]:
     match kind:
         case "decision":
             return [f"{output.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"]

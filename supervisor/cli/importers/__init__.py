@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
-from supervisor.catalog.catalog import told
+from supervisor.catalog.catalog import troubles_text
 from supervisor.catalog.document import Layer, Place, Source, Table, dotted, parse, plain, tree_of
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.yaml_writer import to_yaml
@@ -78,7 +78,7 @@ def report(draft: Draft, out: Path | None) -> str:
     where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
     if draft.keys and out is None:
         keys += " (written only with -o FILE, to the file of keys beside it)"
-    return "\n".join((f"Imported {count}{keys}{where}.", *draft.told()))
+    return "\n".join((f"Imported {count}{keys}{where}.", *draft.report_lines()))
 
 
 def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
@@ -166,7 +166,9 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
     assert isinstance(root, Table)
     assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
     try:
-        return next((told(one.troubles[:1]) for one in assembly.catalog([]).models.values() if one.troubles), None)
+        return next(
+            (troubles_text(one.troubles[:1]) for one in assembly.catalog([]).models.values() if one.troubles), None
+        )
     except ConfigError:
         problem = assembly.problems[0]
         key = dotted(problem.trail[2:])

@@ -176,16 +176,16 @@ class Draft:
         usable = {name for name, values in self.models.items() if values.get("enabled") is not False}
         usable |= {name for name, values in self.virtual_models.items() if values["model"] in usable}
         for name, values in list(self.tasks.items()):
-            asked = {_candidate(one): one for one in list_of(values["candidates"])}
-            for gone in [model for model in asked if model not in usable]:
-                self.lose(f"tasks.{name}.candidates", f"there is no model {gone} that is served")
-                del asked[gone]
-            if not asked:
+            candidates = {_candidate(one): one for one in list_of(values["candidates"])}
+            for missing in [model for model in candidates if model not in usable]:
+                self.lose(f"tasks.{name}.candidates", f"there is no model {missing} that is served")
+                del candidates[missing]
+            if not candidates:
                 del self.tasks[name]
                 self.lose(f"tasks.{name}", "is left out: nobody is left who could answer")
                 continue
-            values["candidates"] = list(asked.values())
-            spelt: list[JsonValue] = [one if isinstance(one, dict) else {"model": one} for one in asked.values()]
+            values["candidates"] = list(candidates.values())
+            spelt: list[JsonValue] = [one if isinstance(one, dict) else {"model": one} for one in candidates.values()]
             for problem in _problems(TaskConfig, {**values, "candidates": spelt}, values, ("tasks", name)):
                 self.lose(dotted(problem.trail), problem.message)
             if "candidates" not in values:
@@ -208,7 +208,7 @@ class Draft:
     def report(self) -> list[dict[str, JsonValue]]:
         return [asdict(note) for note in self.notes]
 
-    def told(self) -> Iterator[str]:
+    def report_lines(self) -> Iterator[str]:
         for lost, title in ((True, "Not imported:"), (False, "Look at:")):
             notes = [note for note in self.notes if note.lost is lost]
             if notes:

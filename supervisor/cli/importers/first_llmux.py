@@ -66,11 +66,11 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
     models = object_of(root.get("physical_models"))
     if not models:
         raise ConfigError(("physical_models: there are no models",))
-    for theirs, values in models.items():
+    for foreign_name, values in models.items():
         if isinstance(values, dict):
-            _model(draft, theirs, values, find)
+            _model(draft, foreign_name, values, find)
         else:
-            draft.lose(f"physical_models.{theirs}", "expected a mapping")
+            draft.lose(f"physical_models.{foreign_name}", "expected a mapping")
     for name, values in object_of(root.get("virtual_models")).items():
         _virtual(draft, name, object_of(values))
     if any("estimated_vram_gb" in object_of(values) for values in models.values()):
@@ -87,13 +87,13 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
     return draft
 
 
-def _model(draft: Draft, theirs: str, values: Values, find: Find) -> None:
-    where, backend = f"physical_models.{theirs}", text_of(values.get("backend"))
+def _model(draft: Draft, foreign_name: str, values: Values, find: Find) -> None:
+    where, backend = f"physical_models.{foreign_name}", text_of(values.get("backend"))
     take = {"transformers": _transformers, "llamacpp": _llama_cpp, "chatterbox": _chatterbox}.get(backend)
     if take is None:
         draft.lose(where, f'there is no runtime for backend "{backend}"')
         return
-    name = draft.name(theirs)
+    name = draft.name(foreign_name)
     model = draft.models[name] = {}
     take(draft, name, values, find)
     if "default_language" in values and backend != "llamacpp":
@@ -154,9 +154,9 @@ def _wide_gb(folder: Path | None, repo: str) -> float | None:
 def _llama_cpp(draft: Draft, name: str, values: Values, find: Find) -> None:
     model, repo = draft.models[name], values.get("model_id")
     wanted = {
-        key: text_of(values[theirs])
-        for key, theirs in (("path", "model_file"), ("mmproj", "mmproj_file"))
-        if theirs in values
+        key: text_of(values[foreign_name])
+        for key, foreign_name in (("path", "model_file"), ("mmproj", "mmproj_file"))
+        if foreign_name in values
     }
     found = {key: path for key, file in wanted.items() if (path := find(file)) is not None}
     if isinstance(repo, str) and len(found) < len(wanted):

@@ -99,9 +99,13 @@ class _Conversion:
         self._selectors()
         self.draft.list_models()
 
-    def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
-        name, where = self._names[theirs], f"models.{theirs}"
-        known = {**_definitions(self._root.get("macros")), **_definitions(values.get("macros")), "MODEL_ID": theirs}
+    def _model(self, foreign_name: str, values: Mapping[str, JsonValue]) -> None:
+        name, where = self._names[foreign_name], f"models.{foreign_name}"
+        known = {
+            **_definitions(self._root.get("macros")),
+            **_definitions(values.get("macros")),
+            "MODEL_ID": foreign_name,
+        }
         filled = {
             key: self._macros.fill(_uncommented(item) if key in {"cmd", "cmdStop"} else item, known, f"{where}.{key}")
             for key, item in values.items()
@@ -122,8 +126,8 @@ class _Conversion:
             self._command(name, where, words, filled)
         self._environment(name, where, list_of(filled.get("env")), more)
         self._lifetime(name, where, filled)
-        self._names_of(name, theirs, where, filled)
-        _apply_filters(self.draft, name, theirs, where, filled.get("filters"))
+        self._names_of(name, foreign_name, where, filled)
+        _apply_filters(self.draft, name, foreign_name, where, filled.get("filters"))
         self.draft.spread(name)
         self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
 
@@ -251,7 +255,7 @@ class _Conversion:
         if filled.get("sendLoadingState", shared := self._root.get("sendLoadingState") is True) is not shared:
             self.draft.lose(f"{where}.sendLoadingState", "is said for all models: server.load_feedback", model=name)
 
-    def _names_of(self, name: str, theirs: str, where: str, filled: Mapping[str, JsonValue]) -> None:
+    def _names_of(self, name: str, foreign_name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
         unlisted = filled.get("unlisted") is True
         if unlisted:
             self.draft.models[name]["public"] = False
@@ -259,7 +263,7 @@ class _Conversion:
             self.draft.virtual(name, name)["description"] = description
         for entry in list_of(filled.get("aliases")):
             alias = entry.get("id") if isinstance(entry, dict) else entry
-            if not isinstance(alias, str) or not alias or alias == theirs:
+            if not isinstance(alias, str) or not alias or alias == foreign_name:
                 continue
             if alias in self._names:
                 self._problems.append(f"{where}.aliases: {alias} is there already")
@@ -322,8 +326,8 @@ class _Conversion:
 
     def _selectors(self) -> None:
         """Make a task of each selector. A request finds it by its bare name, too."""
-        for theirs, values in object_of(self._root.get("selectors")).items():
-            where, selector = f"selectors.{theirs}", object_of(values)
+        for foreign_name, values in object_of(self._root.get("selectors")).items():
+            where, selector = f"selectors.{foreign_name}", object_of(values)
             names = [self.draft.name(text_of(target)) for target in list_of(selector.get("targets"))]
             strategy = selector.get("strategy", "warm")
             if strategy == "pin":
@@ -333,7 +337,7 @@ class _Conversion:
             elif strategy != "warm":
                 why = "a loaded candidate answers, however many wait for it; see `replicas` for several workers of one model"
                 self.draft.lose(f"{where}.strategy", f"{strategy}: {why}")
-            task = self.draft.tasks[self.draft.name(theirs)] = {"candidates": list[JsonValue](names)}
+            task = self.draft.tasks[self.draft.name(foreign_name)] = {"candidates": list[JsonValue](names)}
             if description := selector.get("description") or selector.get("name"):
                 task["description"] = text_of(description)
             if selector.get("unlisted") is True:
@@ -342,11 +346,11 @@ class _Conversion:
             self.draft.lose_unknown(f"{where}.", selector, known, _ELSEWHERE | {"settings": "is the strategy's"})
 
     def _preload(self) -> None:
-        for theirs in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):
-            if name := self._names.get(str(theirs)):
+        for foreign_name in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):
+            if name := self._names.get(str(foreign_name)):
                 self.draft.models[name]["preload"] = True
             else:
-                self.draft.lose("hooks.on_startup.preload", f"there is no model {theirs}")
+                self.draft.lose("hooks.on_startup.preload", f"there is no model {foreign_name}")
 
 
 def _definitions(value: JsonValue) -> dict[str, JsonValue]:
@@ -403,15 +407,15 @@ class _Macros:
         return ""
 
 
-def _apply_filters(draft: Draft, name: str, theirs: str, where: str, filters: JsonValue) -> None:
-    """Add the filters of a model, once all its other names are known. `theirs` is its name in llama-swap."""
+def _apply_filters(draft: Draft, name: str, foreign_name: str, where: str, filters: JsonValue) -> None:
+    """Add the filters of a model, once all its other names are known. `foreign_name` is its name in llama-swap."""
     filters = object_of(filters)
     strip = filters.get("stripParams") or filters.get("strip_params") or ""
     fields = strip if isinstance(strip, list) else str(strip).split(",")
     stripped = [field for part in fields if (field := str(part).strip()) and field != "model"]
     force = _settable(draft, name, where, filters.get("setParams") or filters.get("set_params"))
     own = {
-        name if public == theirs else draft.name(public): _settable(draft, name, where, given)
+        name if public == foreign_name else draft.name(public): _settable(draft, name, where, given)
         for public, given in object_of(filters.get("setParamsByID")).items()
     }
     aliases = [public for public, virtual in draft.virtual_models.items() if virtual["model"] == name]
@@ -424,13 +428,13 @@ def _apply_filters(draft: Draft, name: str, theirs: str, where: str, filters: Js
     draft.lose_unknown(f"{where}.filters.", filters, _KNOWN_OF_FILTERS, model=name)
 
 
-def _filters_of(filters: JsonValue, theirs: str) -> JsonValue:
+def _filters_of(filters: JsonValue, foreign_name: str) -> JsonValue:
     """The filters of one model, out of those that all models of a peer share. Fields set for its name count for all its names."""
     if not isinstance(filters, dict) or "setParamsByID" not in filters:
         return filters
     shared = {key: value for key, value in filters.items() if key not in {"setParams", "set_params", "setParamsByID"}}
     everybody = object_of(filters.get("setParams") or filters.get("set_params"))
-    mine = object_of(object_of(filters["setParamsByID"]).get(theirs))
+    mine = object_of(object_of(filters["setParamsByID"]).get(foreign_name))
     return {**shared, "setParams": {**everybody, **mine}}
 
 

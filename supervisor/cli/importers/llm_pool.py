@@ -87,11 +87,11 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         draft.server["log_level"] = level.lower()
     if isinstance(host := draft.server.get("host"), str) and not is_loopback(host):
         draft.look("service.host", f"others reach {host}, so llmux wants keys: llmux keys add NAME")
-    for theirs, values in models.items():
+    for foreign_name, values in models.items():
         if isinstance(values, dict):
-            _model(draft, theirs, values, str(engine.get("backend") or ""))
+            _model(draft, foreign_name, values, str(engine.get("backend") or ""))
         else:
-            draft.lose(f"engine.models.{theirs}", "expected an object")
+            draft.lose(f"engine.models.{foreign_name}", "expected an object")
     decoding = object_of(engine.get("decoding"))
     known: set[str] = set()
     for name, model in draft.models.items():
@@ -115,9 +115,9 @@ def _decoding_of(runtime: str) -> dict[str, str]:
     return {**{key: key for key in _OPENAIS_DECODING}, **beyond}
 
 
-def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
+def _model(draft: Draft, foreign_name: str, values: Values, usual: str) -> None:
     backend = str(values.get("backend") or usual)
-    where = f"engine.models.{theirs}"
+    where = f"engine.models.{foreign_name}"
     convert_backend = _BACKENDS.get(backend)
     if convert_backend is None:
         unknown = f'there is no runtime for backend "{backend}"' if backend else "it has no backend"
@@ -126,7 +126,7 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
     if convert_backend in (_vllm, _vllm_serve) and not (values.get("vllm_model") or values.get("model_path")):
         draft.lose(where, "it has no vllm_model")
         return
-    name = draft.name(theirs)
+    name = draft.name(foreign_name)
     model = draft.models[name] = {}
     convert_backend(draft, name, where, values)
     for key in _KEPT:

@@ -37,7 +37,7 @@ _CATEGORIES: Final = {
 }
 _BACKENDS: Final = {"llama-server": "llama_server", "diffusers": "diffusers"}
 _THINKING: Final = ("thinking", "thinking_mode", "enable_thinking")
-_SAID: Final = {"true": True, "on": True, "enabled": True, "false": False, "off": False, "disabled": False}
+_SWITCH_WORDS: Final = {"true": True, "on": True, "enabled": True, "false": False, "off": False, "disabled": False}
 _SAME: Final = {"pin": "pin", "vram_mb": "vram_mib", "stay_warm_s": "keep_alive_s", "enabled": "enabled"}
 _LOST: Final = {
     "priority": "counts downwards there: here the model with the lowest `priority` goes first; by type where it isn't set",
@@ -56,8 +56,8 @@ def is_manifest(root: Mapping[str, JsonValue]) -> bool:
 def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Draft:
     """The draft. Raises ConfigError where there are no models."""
     draft = Draft()
-    for theirs, values in _entries(root.get("models")):
-        _model(draft, theirs, values)
+    for foreign_name, values in _entries(root.get("models")):
+        _model(draft, foreign_name, values)
     if not draft.models:
         raise ConfigError(("models: there are no models",))
     for name, task in object_of(tasks.get("tasks") or dict(tasks)).items():
@@ -80,11 +80,11 @@ def _entries(models: JsonValue) -> Iterator[tuple[str, Values]]:
         yield text_of(name), {key: item for key, item in values.items() if item != name or key not in _IDS}
 
 
-def _model(draft: Draft, theirs: str, values: Values) -> None:
-    where, name = f"models.{theirs}", draft.name(theirs)
+def _model(draft: Draft, foreign_name: str, values: Values) -> None:
+    where, name = f"models.{foreign_name}", draft.name(foreign_name)
     left = dict(values)
-    if theirs.startswith(CLAUDE):
-        _claude(draft, name, theirs)
+    if foreign_name.startswith(CLAUDE):
+        _claude(draft, name, foreign_name)
         draft.lose_unknown(f"{where}.", left, {"backend", "category", "vram_mb"}, model=name)
         return
     category = text_of(left.pop("category", None) or "llm").lower()
@@ -127,11 +127,11 @@ def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
     elif template == "chatml":
         left.pop("chat_template")  # the worker's own, which it had there, too
     for switch in [key for key in _THINKING if key in left]:
-        said = _SAID.get(text_of(left.pop(switch)).lower())
-        if said is None:
+        switched = _SWITCH_WORDS.get(text_of(left.pop(switch)).lower())
+        if switched is None:
             draft.lose(f"{where}.{switch}", "expected true or false", model=name)
         else:
-            draft.merge(name, name, "defaults", CHAT_TEMPLATE.enabled if said else CHAT_TEMPLATE.disabled)
+            draft.merge(name, name, "defaults", CHAT_TEMPLATE.enabled if switched else CHAT_TEMPLATE.disabled)
     words = []
     for key in list(left):
         option = f"--{key.replace('_', '-')}"
@@ -147,18 +147,18 @@ def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
     Options.read(words).give(draft, name, where)
 
 
-def _claude(draft: Draft, name: str, theirs: str) -> None:
+def _claude(draft: Draft, name: str, foreign_name: str) -> None:
     if name not in draft.models:
         draft.models[name] = {
             "runtime": "claude_cli",
-            "upstream_model": theirs.removeprefix(CLAUDE),
+            "upstream_model": foreign_name.removeprefix(CLAUDE),
             "allow_remote": True,
         }
-        draft.look(f"models.{theirs}", "answers whoever names it, as before: allow_remote", model=name)
+        draft.look(f"models.{foreign_name}", "answers whoever names it, as before: allow_remote", model=name)
 
 
-def _task(draft: Draft, theirs: str, values: Values) -> None:
-    where, name = f"tasks.{theirs}", draft.name(theirs)
+def _task(draft: Draft, foreign_name: str, values: Values) -> None:
+    where, name = f"tasks.{foreign_name}", draft.name(foreign_name)
     candidates: list[JsonValue] = []
     for entry in list_of(values.get("candidates")):
         target = text_of(object_of(entry).get("model") if isinstance(entry, dict) else entry)

@@ -63,18 +63,18 @@ def convert(text: str) -> Draft:
         if key != "version":
             draft.lose(key, "stands above all sections; llama.cpp makes a model `default` of it")
     shared = _long(sections.get(EVERY, {}))
-    for theirs, own in sections.items():
-        if theirs not in {"", EVERY}:
+    for foreign_name, own in sections.items():
+        if foreign_name not in {"", EVERY}:
             entries = shared | _long(own)
             aliases = entries.pop("alias", "").split(",")
-            _model(draft, theirs, entries)
-            _aliases(draft, theirs, aliases, sections.keys())
+            _model(draft, foreign_name, entries)
+            _aliases(draft, foreign_name, aliases, sections.keys())
     draft.list_models()
     return draft
 
 
-def _model(draft: Draft, theirs: str, entries: Section) -> None:
-    name = draft.name(theirs)
+def _model(draft: Draft, foreign_name: str, entries: Section) -> None:
+    name = draft.name(foreign_name)
     model = draft.models[name] = {}
     preload, stop = entries.pop("load-on-startup", "false"), entries.pop("stop-timeout", None)
     idle = entries.pop("sleep-idle-seconds", "-1")
@@ -82,19 +82,19 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
     options = Options.read(words)
     if "path" in options.keys:
         options.lost = [(option.lstrip("-"), why) for option, why in options.lost]
-        options.give(draft, name, theirs)
+        options.give(draft, name, foreign_name)
         if "n_ctx" not in model:
             draft.look(
-                f"{theirs}.ctx-size",
+                f"{foreign_name}.ctx-size",
                 "is not set: n_ctx is chosen to fit the device; llmux config check says how",
                 model=name,
             )
     else:
         if not options.is_remote:
-            words = ["--hf-repo", theirs, *words]
+            words = ["--hf-repo", foreign_name, *words]
         model["cmd"] = [PROGRAM, "--host", "${host}", "--port", "${port}", *(w.replace("${", "$${") for w in words)]
         why = "llama-server fetches it itself, so its memory can't be told: set vram_mib, or name its file by path"
-        draft.look(f"{theirs}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
+        draft.look(f"{foreign_name}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
     if (idle_s := scalar(idle)) != -1:
         model["keep_alive_s"] = idle_s
     if preload in _TRUE:
@@ -103,28 +103,28 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["grace_s"] = scalar(stop)
 
 
-def _aliases(draft: Draft, theirs: str, aliases: list[str], models: Collection[str]) -> None:
+def _aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Collection[str]) -> None:
     """Further names for clients."""
     for alias in filter(None, map(str.strip, aliases)):
-        if alias == theirs:
+        if alias == foreign_name:
             continue
         name = draft.name(alias)
         if alias in models or name in draft.virtual_models:
-            draft.lose(f"{theirs}.alias", f"{name} is the name of another model", model=draft.name(theirs))
+            draft.lose(f"{foreign_name}.alias", f"{name} is the name of another model", model=draft.name(foreign_name))
         else:
-            draft.virtual(name, draft.name(theirs))
-    draft.spread(draft.name(theirs))
+            draft.virtual(name, draft.name(foreign_name))
+    draft.spread(draft.name(foreign_name))
 
 
 def _long(entries: Section) -> Section:
     """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
     return dict(
-        _canonical(key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value)
+        _normalised(key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value)
         for key, value in entries.items()
     )
 
 
-def _canonical(key: str, value: str) -> tuple[str, str]:
+def _normalised(key: str, value: str) -> tuple[str, str]:
     known = KEY_OF_OPTION.get(f"--{key}") or KEY_OF_OPTION.get(f"-{key}")
     if known is None:
         return key, value

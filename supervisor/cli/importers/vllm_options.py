@@ -70,13 +70,13 @@ class VllmOptions:
     def speculation(self, option: str, text: str) -> None:
         """The JSON of --speculative-config, key by key."""
         try:
-            said = json.loads(text)
+            settings = json.loads(text)
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
+            settings = None
+        if not isinstance(settings, dict):
             self.lost.append((option, f"{text} is no JSON object"))
             return
-        for name, value in said.items():
+        for name, value in settings.items():
             if name in _KEY_OF_SPECULATION:
                 self.keys[_KEY_OF_SPECULATION[name]] = value
             else:

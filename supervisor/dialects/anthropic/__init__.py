@@ -58,7 +58,7 @@ class Anthropic(OpenAI):
         """The translations of messages and of their count."""
         return _TRANSLATIONS.get((method, path))
 
-    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
+    def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect. Nothing, where no text ends the answer."""
         if b'"' not in bytes(fields.get("stop_sequences", b"")):
             return None

@@ -27,33 +27,35 @@ _ACTIONS: Final = (
 )
 
 
-def _object(required: str, **properties: Json) -> Json:
+def _object_schema(required: str, **properties: Json) -> Json:
     return {"type": "object", "properties": properties, "required": [required]}
 
 
-def _choice(words: str) -> Json:
+def _enum_schema(words: str) -> Json:
     return {"type": "string", "enum": words.split()}
 
 
 _SCHEMAS: Final[Mapping[str, Json]] = {
     "bash": {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
-    "text_editor": _object("command", command=_choice("view create str_replace insert undo_edit"), **_EDITS),
-    "memory": _object(
+    "text_editor": _object_schema(
+        "command", command=_enum_schema("view create str_replace insert undo_edit"), **_EDITS
+    ),
+    "memory": _object_schema(
         "command",
-        command=_choice("view create str_replace insert delete rename"),
+        command=_enum_schema("view create str_replace insert delete rename"),
         old_path=_TEXT,
         new_path=_TEXT,
         **_EDITS,
     ),
-    "computer": _object(
+    "computer": _object_schema(
         "action",
-        action=_choice(_ACTIONS),
+        action=_enum_schema(_ACTIONS),
         coordinate=_PLACE,
         start_coordinate=_PLACE,
         region=_PLACE,
         text=_TEXT,
         duration={"type": "number"},
-        scroll_direction=_choice("up down left right"),
+        scroll_direction=_enum_schema("up down left right"),
         scroll_amount=_NUMBER,
     ),
 }

@@ -16,7 +16,7 @@ import msgspec
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import types
 from supervisor.errors import UpstreamError
-from supervisor.gateway.body.typed import UNREADABLE, worker_said
+from supervisor.gateway.body.typed import UNREADABLE, decoded_answer
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.translation import StreamTranslation
@@ -104,7 +104,7 @@ class TokenCounts:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        return _encode(worker_said(_count, body, "count of tokens"))
+        return _encode(decoded_answer(_count, body, "count of tokens"))
 
     def stream(self) -> StreamTranslation:
         """See AnswerTranslation. Raises UpstreamError: there is none."""

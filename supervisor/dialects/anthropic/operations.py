@@ -30,7 +30,7 @@ GROUP: Final = Group(
     "Anthropic", "Anthropic's messages, for every model that chats.", scope="inference", error=types.AnthropicError
 )
 
-GROUP.asked(
+GROUP.model_endpoint(
     MESSAGES,
     """Let a model answer a conversation.
 
@@ -42,7 +42,7 @@ GROUP.asked(
     parameters=_VERSION,
     example=Example(_HELLO | {"max_tokens": 64}, headers=_HEADERS),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     f"{MESSAGES}/count_tokens",
     "How many tokens such a request has.",
     reads=types.CountRequest,

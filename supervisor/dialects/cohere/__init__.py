@@ -26,12 +26,12 @@ class Cohere(OpenAI):
         """The path of reranking."""
         return path == "/v2/rerank"
 
-    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation:
+    def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation:
         """See Dialect."""
-        return Completion()
+        return CohereRepair()
 
 
-class Completion(BufferedResponse):
+class CohereRepair(BufferedResponse):
     """Adds `id` and `meta` to an answer without them."""
 
     def changed(self, fields: Fields) -> Fields | None:

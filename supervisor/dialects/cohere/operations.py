@@ -19,7 +19,7 @@ class CohereReranking(Reranking):
     meta: dict[str, Any]
 
 
-GROUP.asked(
+GROUP.model_endpoint(
     "/v2/rerank",
     """`/v1/rerank`, whose answers have Cohere's `id` and `meta` as well.
 

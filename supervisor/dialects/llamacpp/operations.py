@@ -112,15 +112,15 @@ async def read_props(daemon: Daemon, query: types.ModelQuery) -> types.RouterPro
     return types.RouterProps(max_instances=most, default_generation_settings=settings, build_info=f"llmux {version()}")
 
 
-def _of_tgi(answer: Any, **body: Any) -> Example:
+def _tgi_example(answer: Any, **body: Any) -> Example:
     return Example({"model": "served-by-tgi", **body}, needs="a model on Text Generation Inference", answer=answer)
 
 
-def _of_tabby(answer: Any, **body: Any) -> Example:
+def _tabby_example(answer: Any, **body: Any) -> Example:
     return Example({"model": "served-by-tabbyapi", **body}, needs="a model on TabbyAPI", answer=answer)
 
 
-GROUP.asked(
+GROUP.model_endpoint(
     "/completion",
     "Continue a text, in llama.cpp's own format.",
     reads=types.LlamaCppPrompt,
@@ -128,7 +128,7 @@ GROUP.asked(
     stream_type=EVENTS,
     example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "n_predict": 8}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/infill",
     "Fill in the middle.",
     reads=types.LlamaCppInfill,
@@ -140,7 +140,7 @@ GROUP.asked(
         answer={"content": "1", "stop": True},
     ),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/embedding",
     "Turn texts into vectors, in llama.cpp's own format.",
     reads=types.LlamaCppTexts,
@@ -151,63 +151,63 @@ GROUP.asked(
         answer=[{"index": 0, "embedding": [[0.6, 0.8]]}],
     ),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/tokenize",
     "Turn a text into tokens. vLLM calls it `prompt`.",
     reads=types.TextToTokenize,
     answer=types.Tokens,
     example=Example({"model": "Tiny-Instruct", "content": "Hello"}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/detokenize",
     "Turn tokens into a text.",
     reads=types.TokensToText,
     answer=types.TextOfTokens,
     example=Example({"model": "Tiny-Instruct", "tokens": [39, 68]}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/generate",
     "Continue a prompt, as SGLang (`text`, `sampling_params`) and Text Generation Inference (`inputs`, `parameters`) say it.",
     reads=types.GenerateRequest,
     answer=types.Generated,
-    example=_of_tgi({"generated_text": " from a"}, inputs="Hello", parameters={"max_new_tokens": 2}),
+    example=_tgi_example({"generated_text": " from a"}, inputs="Hello", parameters={"max_new_tokens": 2}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/generate_stream",
     "The same as a stream, as Text Generation Inference says it.",
     reads=types.GenerateStreamRequest,
     answer=types.Generated,
-    example=_of_tgi({"generated_text": " from a"}, inputs="Hello"),
+    example=_tgi_example({"generated_text": " from a"}, inputs="Hello"),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/chat_tokenize",
     "The tokens of a conversation, as Text Generation Inference counts them.",
     reads=ChatRequest,
     answer=types.ChatTokens,
-    example=_of_tgi({"tokenize_response": [{"id": 39, "text": "Hello"}]}, messages=_HELLO),
+    example=_tgi_example({"tokenize_response": [{"id": 39, "text": "Hello"}]}, messages=_HELLO),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/token/encode",
     "Turn a text into tokens, as TabbyAPI does.",
     reads=types.TabbyText,
     answer=types.TabbyTokens,
-    example=_of_tabby({"tokens": [39, 68], "length": 2}, text="Hello"),
+    example=_tabby_example({"tokens": [39, 68], "length": 2}, text="Hello"),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/token/decode",
     "Turn tokens into a text, as TabbyAPI does.",
     reads=types.TokensToText,
     answer=types.TabbyDecoded,
-    example=_of_tabby({"text": "Hello"}, tokens=[39, 68]),
+    example=_tabby_example({"text": "Hello"}, tokens=[39, 68]),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/apply-template",
     "What a model's template makes of a conversation.",
     reads=ChatRequest,
     answer=types.ChatPrompt,
     example=Example({"model": "Tiny-Instruct", "messages": _HELLO}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/chat/completions/control",
     "Say something to a chat while it is answered, such as that it has thought enough.",
     reads=types.ForWorker,
@@ -218,8 +218,10 @@ GROUP.asked(
         answer={"success": True},
     ),
 )
-GROUP.asked("/v1/reranking", "The same as `POST /v1/rerank`.", reads=RerankRequest, answer=Reranking, example=RERANKED)
-GROUP.asked(
+GROUP.model_endpoint(
+    "/v1/reranking", "The same as `POST /v1/rerank`.", reads=RerankRequest, answer=Reranking, example=RERANKED
+)
+GROUP.model_endpoint(
     "/slots",
     "What a worker's slots do.",
     method="GET",
@@ -227,7 +229,7 @@ GROUP.asked(
     answer=list[types.WorkerAnswer],
     example=Example(path="/slots?model=Tiny-Instruct", answer=[{"id": 0, "n_ctx": 4096, "is_processing": False}]),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/lora-adapters",
     "A worker's adapters.",
     method="GET",

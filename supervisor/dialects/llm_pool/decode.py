@@ -82,7 +82,7 @@ class LlmPool:
         request, ignored = _read(fields)
         decoding, unused = self._decoding(fields.get("decoding"))
         passed = {name: fields[name] for name in ("model", "stream") if getattr(request, name) is not None}
-        canonical = passed | encoded(
+        chat_fields = passed | encoded(
             {
                 "messages": [*self._system(request), *self._turns(request, self._languages(request))],
                 **({"stream_options": {"include_usage": True}} if request.stream else {}),
@@ -91,7 +91,7 @@ class LlmPool:
             }
         )
         names = _NAMES if request.input is None else {**_NAMES, "messages": "input"}
-        return canonical, Answers(
+        return chat_fields, Answers(
             self.target.name or request.model or "", [*ignored, *unused], self.times, self.clock, names
         )
 

@@ -13,7 +13,7 @@ GROUP: Final = Group(
     "The requests of llm-pool, on the path of OpenAI's Responses: they are told by their fields.",
     scope="inference",
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/responses",
     "As llm-pool asks.\n\n"
     "A stream has the events `response.created`, `response.output_text.delta` for each piece of text as it comes, "

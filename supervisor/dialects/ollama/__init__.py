@@ -60,7 +60,7 @@ class Ollama(OpenAI):
         """Everything that models don't answer, whatever a worker serves."""
         return path not in decode.TRANSLATIONS
 
-    def streams_unasked(self, path: str) -> bool:
+    def streams_by_default(self, path: str) -> bool:
         """See Dialect."""
         return path in _GENERATING
 

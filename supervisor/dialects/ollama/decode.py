@@ -109,21 +109,21 @@ def _conversation(fields: Fields) -> tuple[Fields, Answers]:
         return _loading("chat", fields)
     request, ignored = _read(_chat, fields)
     calls = _Calls()
-    canonical = _common(request, ignored)
-    canonical["messages"] = [_message(message, calls) for message in request.messages or ()]
+    chat_fields = _common(request, ignored)
+    chat_fields["messages"] = [_message(message, calls) for message in request.messages or ()]
     if is_given(request.tools):  # they have the canonical form
-        canonical["tools"] = request.tools
-    return _complete("chat", request, canonical, ignored)
+        chat_fields["tools"] = request.tools
+    return _complete("chat", request, chat_fields, ignored)
 
 
 def _prompt(fields: Fields) -> tuple[Fields, Answers]:
     if is_load(GENERATE, fields):
         return _loading("generate", fields)
     request, ignored = _read(_generate, fields)
-    canonical = _common(request, ignored)
+    chat_fields = _common(request, ignored)
     system = [{"role": "system", "content": request.system}] if request.system else []
-    canonical["messages"] = [*system, {"role": "user", "content": _content(request.prompt, request.images)}]
-    return _complete("generate", request, canonical, ignored)
+    chat_fields["messages"] = [*system, {"role": "user", "content": _content(request.prompt, request.images)}]
+    return _complete("generate", request, chat_fields, ignored)
 
 
 def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
@@ -135,8 +135,8 @@ def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
     request, ignored = _read(_generate, fields)
     ignored += [name for name in ("think", "system") if getattr(request, name)]
     request.think = None
-    canonical = _common(request, ignored) | {"prompt": request.prompt}
-    completion, answers = _complete("generate", request, canonical, ignored)
+    chat_fields = _common(request, ignored) | {"prompt": request.prompt}
+    completion, answers = _complete("generate", request, chat_fields, ignored)
     if not request.suffix:
         return completion, answers
     infill, completions = Infill().request(completion | {"suffix": fields["suffix"]})
@@ -156,38 +156,38 @@ def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
     """The canonical fields that chats and prompts share. Adds fields without effect to `ignored`."""
     options = request.options
     values = ((name, getattr(options, name)) for name in options.__struct_fields__)
-    canonical: Json = {name: value for name, value in values if isinstance(value, msgspec.Raw) and is_given(value)}
+    chat_fields: Json = {name: value for name, value in values if isinstance(value, msgspec.Raw) and is_given(value)}
     if options.max_tokens is not None and options.max_tokens > 0:  # -1, -2: as many as fit, as without it
-        canonical["max_tokens"] = int(options.max_tokens)
+        chat_fields["max_tokens"] = int(options.max_tokens)
     if isinstance(request.think, str):
         level = level_of(request.think)
-        canonical["reasoning_effort"] = level
-        canonical["chat_template_kwargs"] = {"enable_thinking": True, "reasoning_effort": level}
+        chat_fields["reasoning_effort"] = level
+        chat_fields["chat_template_kwargs"] = {"enable_thinking": True, "reasoning_effort": level}
     elif request.think is not None:
-        canonical["chat_template_kwargs"] = {"enable_thinking": request.think}
+        chat_fields["chat_template_kwargs"] = {"enable_thinking": request.think}
     if isinstance(request.format, dict):
         schema = {"name": "response", "schema": request.format}
-        canonical["response_format"] = {"type": "json_schema", "json_schema": schema}
+        chat_fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif request.format:
-        canonical["response_format"] = {"type": "json_object"}
+        chat_fields["response_format"] = {"type": "json_object"}
     if request.logprobs:
-        canonical["logprobs"] = True
+        chat_fields["logprobs"] = True
     if is_given(request.top_logprobs):
         if request.logprobs:  # the canonical API takes the second with the first only
-            canonical["top_logprobs"] = request.top_logprobs
+            chat_fields["top_logprobs"] = request.top_logprobs
         else:
             ignored.append("top_logprobs")
-    return canonical | _keep_alive(request.keep_alive, ignored)
+    return chat_fields | _keep_alive(request.keep_alive, ignored)
 
 
 def _complete(
-    shape: Shape, request: types.OllamaLoad, canonical: Json, ignored: list[str], *, is_load: bool = False
+    shape: Shape, request: types.OllamaLoad, chat_fields: Json, ignored: list[str], *, is_load: bool = False
 ) -> tuple[Fields, Answers]:
     if request.model:
-        canonical["model"] = request.model
+        chat_fields["model"] = request.model
     if request.stream:
-        canonical |= {"stream": True, "stream_options": {"include_usage": True}}
-    return encoded(canonical), Answers(request.model, tuple(ignored), is_load, shape=shape)
+        chat_fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return encoded(chat_fields), Answers(request.model, tuple(ignored), is_load, shape=shape)
 
 
 # ----------------------------------------------------------------------------------------------------- loads, keep-alives
@@ -209,9 +209,9 @@ def is_unload(path: str, fields: Fields) -> bool:
 
 def _loading(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
     request, ignored = _read(read_load, fields)
-    canonical = _keep_alive(request.keep_alive, ignored)
-    canonical |= {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
-    return _complete(shape, request, canonical, ignored, is_load=True)
+    chat_fields = _keep_alive(request.keep_alive, ignored)
+    chat_fields |= {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
+    return _complete(shape, request, chat_fields, ignored, is_load=True)
 
 
 def _keep_alive(value: float | str, ignored: list[str]) -> Json:
@@ -271,17 +271,17 @@ class _Calls:
 
 
 def _message(message: types.OllamaMessage, calls: _Calls) -> Json:
-    canonical: Json = {"role": message.role, "content": _content(message.content or "", message.images)}
+    chat_fields: Json = {"role": message.role, "content": _content(message.content or "", message.images)}
     if message.thinking:
-        canonical["reasoning_content"] = message.thinking
+        chat_fields["reasoning_content"] = message.thinking
     if message.tool_calls:
-        canonical["tool_calls"] = [_call(call, calls) for call in message.tool_calls]
+        chat_fields["tool_calls"] = [_call(call, calls) for call in message.tool_calls]
     name = message.tool_name or message.name or ""
     if message.role == "tool":
-        canonical["tool_call_id"] = calls.answer(name, message.tool_call_id)
+        chat_fields["tool_call_id"] = calls.answer(name, message.tool_call_id)
     if name:
-        canonical["name"] = name
-    return canonical
+        chat_fields["name"] = name
+    return chat_fields
 
 
 def _call(call: types.OllamaCall, calls: _Calls) -> Json:
@@ -313,26 +313,26 @@ def _url(image: str) -> str:
 def _texts(fields: Fields) -> tuple[Fields, VectorAnswers]:
     given = {name: raw for name, raw in fields.items() if name != "dimensions" or not _is_empty(raw)}
     request, ignored = _read(_embed, given)
-    canonical, answers = _vectors(request, fields.get("input"), ignored)
-    return canonical, replace(answers, dimensions=request.dimensions)
+    chat_fields, answers = _vectors(request, fields.get("input"), ignored)
+    return chat_fields, replace(answers, dimensions=request.dimensions)
 
 
 def _text(fields: Fields) -> tuple[Fields, VectorAnswers]:
     """The request of the older path, with one text."""
     request, ignored = _read(_embeddings, fields)
-    canonical, answers = _vectors(request, fields.get("prompt"), ignored)
-    return canonical, replace(answers, is_single=True)
+    chat_fields, answers = _vectors(request, fields.get("prompt"), ignored)
+    return chat_fields, replace(answers, is_single=True)
 
 
 def _vectors(
     request: types.OllamaEmbedRequest | types.OllamaEmbeddingsRequest, text: msgspec.Raw | None, ignored: list[str]
 ) -> tuple[Fields, VectorAnswers]:
     ignored += [f"options.{name}" for name in request.options or ()]  # there is nothing to sample
-    canonical = _keep_alive(request.keep_alive, ignored)
+    chat_fields = _keep_alive(request.keep_alive, ignored)
     if request.model:
-        canonical["model"] = request.model
-    canonical |= {"input": text if request.input else ".", "encoding_format": "float", "truncate": request.truncate}
-    return encoded(canonical), VectorAnswers(request.model, tuple(ignored), is_load=not request.input)
+        chat_fields["model"] = request.model
+    chat_fields |= {"input": text if request.input else ".", "encoding_format": "float", "truncate": request.truncate}
+    return encoded(chat_fields), VectorAnswers(request.model, tuple(ignored), is_load=not request.input)
 
 
 TRANSLATIONS: Final[Mapping[str, Translation]] = {

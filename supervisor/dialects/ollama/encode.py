@@ -18,7 +18,7 @@ from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Messa
 from supervisor.dialects.ollama.types import NAMES, OllamaVector, OllamaVectors
 from supervisor.dialects.openai.completed import cut
 from supervisor.errors import UpstreamError
-from supervisor.gateway.body.typed import UNREADABLE, worker_said
+from supervisor.gateway.body.typed import UNREADABLE, decoded_answer
 from supervisor.gateway.filters.translation import StreamTranslation
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.schema.operation import JSON, LINES
@@ -222,7 +222,7 @@ class VectorAnswers(_Answers):
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        answer = worker_said(_embeddings, body, "list of embeddings")
+        answer = decoded_answer(_embeddings, body, "list of embeddings")
         rows = [] if self.is_load else sorted(answer.data, key=lambda row: row.index)
         vectors = [self._cut(row.embedding) for row in rows]
         if self.is_single:
@@ -235,7 +235,7 @@ class VectorAnswers(_Answers):
     def _cut(self, vector: msgspec.Raw) -> msgspec.Raw:
         if not self.dimensions:
             return vector
-        numbers = worker_said(_numbers, bytes(vector), "list of embeddings")
+        numbers = decoded_answer(_numbers, bytes(vector), "list of embeddings")
         return msgspec.Raw(_encode(cut(numbers, self.dimensions)))
 
     def stream(self) -> StreamTranslation:

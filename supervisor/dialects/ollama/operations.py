@@ -58,7 +58,7 @@ class NotOfferedError(LlmuxError):
     lasts = True
 
 
-GROUP.asked(
+GROUP.model_endpoint(
     decode.CHAT,
     "Let a model answer a conversation.\n\nWithout messages it loads its model, or, with `keep_alive: 0`, unloads it.",
     reads=types.OllamaChatRequest,
@@ -66,7 +66,7 @@ GROUP.asked(
     stream_type=LINES,
     example=Example({"model": "Tiny-Instruct:latest", "messages": _HELLO, "stream": False, "keep_alive": "10m"}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     decode.GENERATE,
     "Let a model answer a prompt.\n\nWithout a prompt it loads its model, or, with `keep_alive: 0`, unloads it.",
     reads=types.OllamaGenerateRequest,
@@ -74,14 +74,14 @@ GROUP.asked(
     stream_type=LINES,
     example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "stream": False}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     decode.EMBED,
     "Turn texts into vectors.\n\nWithout a text it loads its model.",
     reads=types.OllamaEmbedRequest,
     answer=types.OllamaVectors,
     example=Example({"model": "tiny-embed", "input": []}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     decode.EMBEDDINGS,
     "The older way to turn a text into a vector.\n\nWithout a text it loads its model.",
     reads=types.OllamaEmbeddingsRequest,
@@ -153,7 +153,7 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
     name, is_stream = _name(body), body.stream is not False
     row = models.find(daemon, name)
     if row is not None and await loading.may_pull(daemon, row.model.id):
-        pull = daemon.pulls.begin(row.model.id, _nothing)
+        pull = daemon.pulls.begin(row.model.id, _no_action)
         if is_stream:
             return StreamingResponse(_progress(pull), media_type=LINES)
         async for _ in _progress(pull):
@@ -173,7 +173,7 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
     return types.OllamaPulled()
 
 
-async def _nothing() -> None:
+async def _no_action() -> None:
     """Nothing follows a pull: a request for the model loads it."""
 
 

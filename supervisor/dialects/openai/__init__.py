@@ -55,7 +55,7 @@ class OpenAI(Dialect):
         return bare if bare != name and not is_known(name) and is_known(bare) else name
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """See Dialect: for what some workers pass over, see `Endpoint.unheard`."""
+        """See Dialect: for what some workers pass over, see `Endpoint.unsupported_fields`."""
         return _TRANSLATIONS.get(path) if method == "POST" else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
+from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation
 
 _encode: Final = msgspec.json.Encoder().encode
 _object: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -35,7 +35,7 @@ class Completed:
     complete: Callable[[dict[str, Any]], None]
     noun: str
     ignored: Sequence[str] = ()
-    names: ClassVar[Mapping[str, str]] = CANONICAL
+    names: ClassVar[Mapping[str, str]] = SAME_NAMES
     content_type: bytes = b"application/json"
     stream_content_type: bytes = b"text/event-stream"
 

@@ -13,7 +13,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
-from supervisor.gateway.body.typed import worker_said
+from supervisor.gateway.body.typed import decoded_answer
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.stream_end import INCOMPLETE, failure
@@ -108,18 +108,18 @@ class Infilled:
         """A text completion with the worker's text, or with a piece of it."""
         reason = _REASONS.get(filled.stop_type, "stop") if is_last else None
         choice = {"text": filled.content, "index": 0, "logprobs": None, "finish_reason": reason}
-        told: dict[str, object] = {"id": self.id, "object": "text_completion", "created": self.created}
-        told |= {"model": filled.model, "choices": [choice]}
+        fields: dict[str, object] = {"id": self.id, "object": "text_completion", "created": self.created}
+        fields |= {"model": filled.model, "choices": [choice]}
         if is_last:
             before, after = filled.tokens_evaluated, filled.tokens_predicted
-            told["usage"] = {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
-            told |= {} if filled.timings is None else {"timings": filled.timings}
-        return told
+            fields["usage"] = {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
+            fields |= {} if filled.timings is None else {"timings": filled.timings}
+        return fields
 
 
 def read(body: bytes) -> _Filled:
     """A worker's answer, or an event of its stream. Raises UpstreamError."""
-    return worker_said(_filled, body, "text that was filled in")
+    return decoded_answer(_filled, body, "text that was filled in")
 
 
 class _Stream(FrameStream):
@@ -138,8 +138,8 @@ class _Stream(FrameStream):
             return b""
         if filled.stop:
             self._failure = None
-        told = b"data: " + _encode(self._answers.completion(filled, is_last=filled.stop)) + b"\n\n"
-        return told + b"data: [DONE]\n\n" if filled.stop else told
+        event = b"data: " + _encode(self._answers.completion(filled, is_last=filled.stop)) + b"\n\n"
+        return event + b"data: [DONE]\n\n" if filled.stop else event
 
     def end(self) -> bytes:
         """See StreamTranslation. Raises LlmuxError where the worker didn't come to an end."""

@@ -33,7 +33,7 @@ def _drawn(path: str, about: str, reads: type[Struct], request_type: str = FORM,
     What a model takes depends on its runtime; see [diffusers](runtimes.md#diffusers) for `seed`, `steps`, `guidance`,
     `negative_prompt`, `strength` and the rest. With `stream`, the answer is a stream of OpenAI's events."""
     answer = {"created": 1790000000, "data": [{"b64_json": "iVBORw0KGgo…"}]}
-    GROUP.asked(
+    GROUP.model_endpoint(
         path,
         about,
         reads=reads,
@@ -44,7 +44,7 @@ def _drawn(path: str, about: str, reads: type[Struct], request_type: str = FORM,
     )
 
 
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/audio/speech",
     """Speak a text.
 
@@ -60,7 +60,7 @@ for _path, _about in (
     ("/v1/audio/transcriptions", "Write down what is said."),
     ("/v1/audio/translations", "Write down in English what is said."),
 ):
-    GROUP.asked(
+    GROUP.model_endpoint(
         _path,
         _about,
         reads=types.TranscriptionForm,

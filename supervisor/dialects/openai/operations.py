@@ -97,7 +97,7 @@ def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
     return any(status(daemon.engine.figures_of(one.model.id)) == "loaded" for one in candidates)
 
 
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/chat/completions",
     """Let a model answer a conversation.
 
@@ -107,14 +107,14 @@ GROUP.asked(
     stream_type=EVENTS,
     example=Example(_HELLO),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/chat/completions/input_tokens",
     "How many tokens a conversation has.",
     reads=types.ChatRequest,
     answer=types.TokenCount,
     example=Example(_HELLO),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/completions",
     "Let a model continue a text, without a template.",
     reads=types.CompletionRequest,
@@ -122,14 +122,14 @@ GROUP.asked(
     stream_type=EVENTS,
     example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "max_tokens": 8}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/embeddings",
     "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
     reads=types.EmbeddingRequest,
     answer=types.Embeddings,
     example=Example({"model": "tiny-embed", "input": "Hello", "encoding_format": "base64"}),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/moderations",
     "Judge texts.",
     reads=types.ModerationRequest,
@@ -138,7 +138,7 @@ GROUP.asked(
         {"model": "moderator", "input": "Hello"}, needs="a model that judges texts", answer={"results": []}
     ),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/rerank",
     "Put texts in the order of how well they answer a query.",
     reads=types.RerankRequest,

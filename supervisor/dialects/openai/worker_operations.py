@@ -15,32 +15,32 @@ GROUP: Final = Group(
 )
 
 
-def _asked(
+def _declare(
     path: str, about: str, reads: type[msgspec.Struct], body: Any, answer: Any, aliases: tuple[str, ...] = ()
 ) -> None:
     example = Example(body, needs="a model of vllm_serve", answer=answer)
-    GROUP.asked(path, about, reads=reads, answer=types.WorkerData, aliases=aliases, example=example)
+    GROUP.model_endpoint(path, about, reads=reads, answer=types.WorkerData, aliases=aliases, example=example)
 
 
 def _data(**row: Any) -> Any:
     return {"object": "list", "data": [{"index": 0, **row}]}
 
 
-_asked(
+_declare(
     "/classify",
     "Say which class a text is of.",
     types.ClassifyRequest,
     {"model": "judge", "input": "Hello"},
     _data(label="greeting", probs=[0.9, 0.1]),
 )
-_asked(
+_declare(
     "/pooling",
     "Read the vectors that a model makes of a text, before they are a class or an embedding.",
     types.ClassifyRequest,
     {"model": "judge", "input": "Hello"},
     _data(object="pooling", data=[0.6, 0.8]),
 )
-_asked(
+_declare(
     "/v1/score",
     "How well texts go together.",
     types.ScoreRequest,
@@ -48,7 +48,7 @@ _asked(
     _data(object="score", score=0.98),
     aliases=("/score",),
 )
-_asked(
+_declare(
     "/v2/embed",
     "Cohere's way to turn texts into vectors.",
     types.EmbedRequest,

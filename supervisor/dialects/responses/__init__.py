@@ -1,6 +1,6 @@
 """OpenAI's Responses: `/v1/responses`, whose streams are events with types, numbers and positions.
 
-Workers that serve it get their requests untouched, and `completion` adds to their streams what they leave out. For all
+Workers that serve it get their requests untouched, and `stream_repair` adds to their streams what they leave out. For all
 other chat models it is translated to chat completions:
 
 - `types`: the requests and answers of clients
@@ -10,7 +10,7 @@ other chat models it is translated to chat completions:
 
 The daemon stores responses, whatever API their worker serves, also those that it generates in the background:
 
-- `turn`: requests that continue a stored response, or whose response is stored;  `kept`: reads stored responses
+- `stored_conversation`: requests that continue a stored response, or whose response is stored;  `stored_response`: reads stored responses
 - `background`: responses that are generated while no client waits
 - `operations`: the operations on a stored response
 """
@@ -29,11 +29,11 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.completion import NUMBER, Completion
 from supervisor.dialects.responses.decode import CountTokens, CreateResponse
 from supervisor.dialects.responses.encode import ResponseTemplate
 from supervisor.dialects.responses.operations import GROUP
-from supervisor.dialects.responses.turn import event, turn_of
+from supervisor.dialects.responses.stored_conversation import conversation_of, event
+from supervisor.dialects.responses.stream_repair import NUMBER, ResponsesRepair
 from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.dialect import Dialect, after
 from supervisor.gateway.disconnect import Scope
@@ -54,7 +54,9 @@ class Responses(OpenAI):
     """Like OpenAI's dialect, except for the events of its streams."""
 
     name = "responses"
-    unheard_settings = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})  # a limit has another name here
+    unsupported_fields = frozenset(
+        {"max_tokens", "max_completion_tokens", "n_predict"}
+    )  # a limit has another name here
     reads_fields = True
 
     def __init__(self, *, is_llm_pools: bool = False) -> None:
@@ -78,11 +80,13 @@ class Responses(OpenAI):
         """Generate a response in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 
-    async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
+    async def conversation(
+        self, path: str, body: Body, conversations: ConversationStore
+    ) -> tuple[Body, StoredConversation | None]:
         """See Dialect."""
         if self._is_other(path, body.fields):
             return body, None
-        return await turn_of(body, memory, is_counted=path in _COUNTED)
+        return await conversation_of(body, conversations, is_counted=path in _COUNTED)
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """The operations on stored responses."""
@@ -113,9 +117,9 @@ class Responses(OpenAI):
             at += 1
         return begun + after(sent, event("error", at, **shown))
 
-    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
+    def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
-        return Completion(model) if stream else None
+        return ResponsesRepair(model) if stream else None
 
     def _is_other(self, path: str, fields: Fields) -> bool:
         """Is this a request of llm-pool's?"""

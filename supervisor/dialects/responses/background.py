@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.responses.decode import CreateResponse, keeping_of, unsupported
 from supervisor.dialects.responses.encode import ResponseTemplate
-from supervisor.dialects.responses.kept import continued, earlier, is_running, response_of
-from supervisor.dialects.responses.turn import FINAL, event, log_of
+from supervisor.dialects.responses.stored_conversation import FINAL, event, event_log_of
+from supervisor.dialects.responses.stored_response import continued, earlier, is_running, response_of
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Bytes
@@ -80,7 +80,7 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
             raise NotSavedError(f"The response can't be kept: {error.strerror or error}") from error
         raise
     if body.stream:
-        log_of(store.logs, name, begun)
+        event_log_of(store.logs, name, begun)
         return stream(daemon, name, kept, -1)
     return JSONResponse(begun)
 
@@ -102,7 +102,7 @@ async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> Non
     if kept is not None and is_running(kept):
         response = await response_of(kept)
         if kept.is_streamed:  # perhaps to nobody, since a restart
-            log = log_of(store.logs, name, response)
+            log = event_log_of(store.logs, name, response)
         if job.state == "cancelled":
             response["status"] = "cancelled"
         else:
@@ -123,7 +123,7 @@ async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> Non
             raise NotSavedError(f"How {name} ended can't be kept: {error.strerror or error}") from error
     if log is not None:
         store.logs.pop(name, None)
-        log.tell()
+        log.notify()
 
 
 def _error(job: jobs.Response, last: bytes | None) -> Json:
@@ -162,9 +162,9 @@ async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -
     begun = await response_of(kept) if is_running(kept) else None
     while True:
         is_coming = daemon.inference.generating(name) is not None
-        log = store.logs.get(name) if begun is None or not is_coming else log_of(store.logs, name, begun)
+        log = store.logs.get(name) if begun is None or not is_coming else event_log_of(store.logs, name, begun)
         if log is None:
-            async for piece in _behind(at, await store.events(name)):
+            async for piece in _after_first(at, await store.events(name)):
                 yield piece
             return
         for sent in log.events[at:]:
@@ -184,7 +184,7 @@ def _is_last(event: bytes) -> bool:
     return event[:_FIRST_LINE].partition(b"\n")[0].removeprefix(b"event: ").decode("latin-1") in FINAL
 
 
-async def _behind(count: int, events: Part) -> AsyncIterator[bytes]:
+async def _after_first(count: int, events: Part) -> AsyncIterator[bytes]:
     """All but so many of the first ones, in pieces."""
     text = b""
     async for piece in events.pieces():

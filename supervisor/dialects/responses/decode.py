@@ -111,17 +111,17 @@ class CreateResponse:
         """See `Translation`."""
         known, ignored = _without_unknown(fields)
         request, unused = _create(known)
-        canonical, owns = _conversation(request, ignored)
+        chat_fields, owns = _conversation(request, ignored)
         for name in ("temperature", "top_p", "user"):
             if is_given(getattr(request, name)):
-                canonical[name] = fields[name]
+                chat_fields[name] = fields[name]
         if request.max_output_tokens is not None:
-            canonical["max_tokens"] = request.max_output_tokens
+            chat_fields["max_tokens"] = request.max_output_tokens
         if request.stream:
-            canonical |= {"stream": True, "stream_options": {"include_usage": True}}
+            chat_fields |= {"stream": True, "stream_options": {"include_usage": True}}
         include = request.include or []
         if _LOGPROBS in include:
-            canonical |= {"logprobs": True} | ({"top_logprobs": request.top_logprobs} if request.top_logprobs else {})
+            chat_fields |= {"logprobs": True} | ({"top_logprobs": request.top_logprobs} if request.top_logprobs else {})
         elif request.top_logprobs:
             ignored.append("top_logprobs")
         ignored += [f"include[{name}]" for name in include if name != _LOGPROBS]
@@ -131,7 +131,7 @@ class CreateResponse:
         if request.service_tier not in (None, "auto", "default"):
             ignored.append("service_tier")
         template = ResponseTemplate.of(fields, self._times)
-        return encoded(canonical), ResponseAnswers(template, owns, [*ignored, *unused])
+        return encoded(chat_fields), ResponseAnswers(template, owns, [*ignored, *unused])
 
 
 class CountTokens:
@@ -143,8 +143,8 @@ class CountTokens:
         """See `Translation`."""
         known, ignored = _without_unknown(fields)
         request, unused = _count(known)
-        canonical, _ = _conversation(request, ignored)
-        return encoded(canonical), CountAnswers([*ignored, *unused])
+        chat_fields, _ = _conversation(request, ignored)
+        return encoded(chat_fields), CountAnswers([*ignored, *unused])
 
 
 def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[dict[str, object], Owns]:

@@ -21,8 +21,8 @@ from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.tools import Own, Owns, text_of
 from supervisor.dialects.responses.types import Json, ResponseTokens
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.gateway.body.outline import may_be_cut
-from supervisor.gateway.body.typed import UNREADABLE, worker_said
+from supervisor.gateway.body.condensed_json import may_be_cut
+from supervisor.gateway.body.typed import UNREADABLE, decoded_answer
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.translation import StreamTranslation, Times
@@ -214,7 +214,7 @@ class CountAnswers:
 
     def answer(self, body: bytes) -> bytes:
         """See `AnswerTranslation`."""
-        count = worker_said(_count, body, "count of tokens").input_tokens
+        count = decoded_answer(_count, body, "count of tokens").input_tokens
         return _encode(ResponseTokens("response.input_tokens", count))
 
     def stream(self) -> StreamTranslation:
@@ -250,7 +250,7 @@ class _Text:
             {"type": "response.content_part.added", **self._place, "part": self._part()},
         ]
 
-    def grown(self, piece: str, logprobs: Sequence[JsonValue]) -> Json:
+    def delta_events(self, piece: str, logprobs: Sequence[JsonValue]) -> Json:
         """The event of the text's next piece."""
         self._pieces.append(piece)
         self._logprobs += logprobs
@@ -306,7 +306,7 @@ class _Call:
         """The event at the call's beginning."""
         return [{"type": "response.output_item.added", "output_index": self._index, "item": self.item("in_progress")}]
 
-    def grown(self, piece: str) -> list[Json]:
+    def delta_events(self, piece: str) -> list[Json]:
         """The event of the arguments' next piece. The text of a custom tool is known only once they are complete."""
         self._pieces.append(piece)
         return [] if self._own.is_custom else [self._event("function_call_arguments.delta", delta=piece)]
@@ -402,7 +402,7 @@ class ResponseStream(chat.ChatStream):
         self.keeps(piece)
         for each in logprobs:
             self.keeps(str(each))
-        return [*events, item.grown(piece, logprobs)]
+        return [*events, item.delta_events(piece, logprobs)]
 
     def _call(self, piece: chat.ToolCall) -> list[Json]:
         item, events = self._open, list[Json]()
@@ -414,7 +414,7 @@ class ResponseStream(chat.ChatStream):
             events += item.begun()
         arguments = piece.function.arguments
         self.keeps(arguments or "")
-        return [*events, *item.grown(arguments)] if arguments else events
+        return [*events, *item.delta_events(arguments)] if arguments else events
 
     def _ended(self, status: Status = "completed") -> list[Json]:
         """The events that end the open item, if there is one."""

@@ -14,7 +14,7 @@ from starlette.responses import Response as HttpResponse
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.kept import NULL, begin_of, full, id_of, is_running, items_of
+from supervisor.dialects.responses.stored_response import NULL, begin_of, full, id_of, is_running, items_of
 from supervisor.dialects.responses.types import (
     DeletedResponse,
     InputItems,
@@ -26,7 +26,7 @@ from supervisor.dialects.responses.types import (
     ResponseTokensRequest,
 )
 from supervisor.errors import InvalidRequestError, NotFoundError
-from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.body.condensed_json import CondensedJson
 from supervisor.gateway.operation import Group
 from supervisor.io.response_store import StoredResponse
 from supervisor.jobs.job import owner_of
@@ -80,7 +80,7 @@ _INCLUDE: Final = Parameter(
 _BODY: Final = {"model": "Tiny-Instruct", "input": "Hello"}
 
 GROUP: Final = Group("Responses", "OpenAI's Responses, for every model that chats.", scope="inference")
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/responses",
     "Let a model answer a conversation of items.\n\n"
     "Its stream has OpenAI's events, from `response.created` to `response.completed`.",
@@ -89,7 +89,7 @@ GROUP.asked(
     stream_type=EVENTS,
     example=Example(_BODY),
 )
-GROUP.asked(
+GROUP.model_endpoint(
     "/v1/responses/input_tokens",
     "How many tokens such a request has.",
     reads=ResponseTokensRequest,
@@ -186,10 +186,10 @@ async def list_input_items(daemon: Daemon, id: str, query: InputItemsQuery, requ
     Images come without their content, unless `include` has `message.input_image.image_url`.
     """
     kept = await _find(daemon, id, request)
-    outline = Outline()  # what is cut out stays on disk
-    items = await items_of(kept, outline, kept.items)
+    condensed = CondensedJson()  # what is cut out stays on disk
+    items = await items_of(kept, condensed, kept.items)
     page = await _page(id, items, query, has_images=_IMAGES in _included(request))
-    return StreamingResponse(outline.pieces(page), media_type=JSON)
+    return StreamingResponse(condensed.pieces(page), media_type=JSON)
 
 
 async def _find(daemon: Daemon, name: str, request: Request) -> StoredResponse:

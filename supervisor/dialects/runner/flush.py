@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from runtimes.prompt_cache import PromptCache
-from supervisor.core.events import UnloadAsked
+from supervisor.core.events import UnloadRequested
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
@@ -80,13 +80,13 @@ async def _rotate(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> 
     """Change the salts of the models that take them."""
     match body:
         case FlushTenant():  # wherever it asks: one model alone would be no less work
-            await daemon.salts.rotate("tenant", body.tenant_id.strip())
+            await daemon.cache_salts.rotate("tenant", body.tenant_id.strip())
         case FlushTag():
-            await daemon.salts.rotate("tag", body.tag.strip())
+            await daemon.cache_salts.rotate("tag", body.tag.strip())
         case _:
             for model, each in done.items():
                 if each.how == "salt_rotated":
-                    await daemon.salts.rotate("model", model)
+                    await daemon.cache_salts.rotate("model", model)
 
 
 async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
@@ -105,7 +105,7 @@ async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
     entries = await _erase(daemon, status, cache)
     if entries is not None:
         return Outcome("slots_erased", entries)
-    freed = await unload(daemon, model, UnloadAsked(model, reason="restarted to flush its cache"))
+    freed = await unload(daemon, model, UnloadRequested(model, reason="restarted to flush its cache"))
     if status.state is not WorkerState.READY:  # it was about to go, and stays away
         return Outcome("nothing_to_flush", 0)
     loading.ask_load(daemon, model)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from supervisor.core.events import UnloadAsked
+from supervisor.core.events import UnloadRequested
 from supervisor.core.types import DeviceId, ModelId, ModelSpec, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
@@ -61,7 +61,7 @@ async def begin(daemon: Daemon, model: ModelId, body: RunnerLoad, victim: ModelI
     return load.id if load is not None and is_new else None
 
 
-async def unload(daemon: Daemon, model: ModelId, order: UnloadAsked | None = None) -> int | None:
+async def unload(daemon: Daemon, model: ModelId, order: UnloadRequested | None = None) -> int | None:
     """Unload the model, as in `order`, else for good; the MiB that its workers took just before, all of which their end frees.
 
     Where they can't be measured, what their devices have more after than before. None: neither can be told.

@@ -21,7 +21,7 @@ _PLAIN: Final = {
     "float": "fp32",
     "f32": "fp32",
 }
-_UNSAID: Final = frozenset({"", "auto", "none"})
+_UNSET: Final = frozenset({"", "auto", "none"})
 _BITS: Final = re.compile(r"[-_](?:int)?(\d+)(?:-?bit)?$")
 
 
@@ -50,11 +50,11 @@ def model_of(daemon: Daemon, name: str, field: str = "modelId") -> ModelId:
 def _other_names(model: CatalogModel) -> set[str]:
     """A client's other names for a model: its repository on the hub, its path, its worker's name for it, its size."""
     config = model.config
-    said = {config.source.repo} if config.source is not None else set()
+    names = {config.source.repo} if config.source is not None else set()
     for key in ("path", "model", "upstream_model", "served_model_name", "alias"):
         if (value := getattr(config, key, None)) is not None:
-            said.add(str(value))
-    return said | set(model.adapter.known_as(config))
+            names.add(str(value))
+    return names | set(model.adapter.known_as(config))
 
 
 def quantization_of(model: CatalogModel) -> str | None:
@@ -62,7 +62,7 @@ def quantization_of(model: CatalogModel) -> str | None:
     config = model.config
     for key in ("quantization", "dtype"):
         value = getattr(config, key, None)
-        if isinstance(value, str) and value not in _UNSAID:
+        if isinstance(value, str) and value not in _UNSET:
             return _PLAIN.get(value, value)
     found = _GGUF.search(str(getattr(config, "path", "")))
     return None if found is None else _PLAIN.get(found[1].lower(), found[1])
@@ -74,11 +74,11 @@ def is_same_quantization(one: str, other: str) -> bool:
     return kind == other_kind and (bits == other_bits or not (bits and other_bits))
 
 
-def _parted(said: str) -> tuple[str, str]:
-    said = said.strip().lower()
-    said = _PLAIN.get(said, said)
-    found = _BITS.search(said)
-    return (said, "") if found is None else (said[: found.start()], found[1])
+def _parted(quantisation: str) -> tuple[str, str]:
+    quantisation = quantisation.strip().lower()
+    quantisation = _PLAIN.get(quantisation, quantisation)
+    found = _BITS.search(quantisation)
+    return (quantisation, "") if found is None else (quantisation[: found.start()], found[1])
 
 
 def context_of(model: CatalogModel) -> int | None:

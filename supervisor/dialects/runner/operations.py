@@ -204,6 +204,6 @@ async def _agree(daemon: Daemon, operation: str, request: Request, fields: Json,
     token, governance = fields.get(FIELD), daemon.catalog.server.governance
     if governance is not None:
         has_key = request.scope.get("state", {}).get(KEY) is not None
-        await daemon.op_tokens.check(governance, token, operation, rest, time.time(), tells_why=has_key)
+        await daemon.op_tokens.check(governance, token, operation, rest, time.time(), names_reason=has_key)
     elif token is not None:
         ignored.append(FIELD)

@@ -67,12 +67,12 @@ class Body:
     def rename(self, name: str) -> None:
         """If the body names a model, give the worker this name instead."""
 
-    def said(self, name: str) -> JsonValue:
+    def extension(self, name: str) -> JsonValue:
         """The value of a field of `EXTENSION_FIELDS`; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
     @property
-    def unsaid(self) -> Sequence[str]:
+    def unknown_extensions(self) -> Sequence[str]:
         """The private fields that mean nothing to llmux and reach no worker."""
         return ()
 
@@ -118,10 +118,10 @@ class Body:
         return b""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, held: RequestBuffer | None = None) -> Bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, buffer: RequestBuffer | None = None) -> Bytes:
     """The whole body. The protocol disconnects a client that stalls.
 
-    `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError
+    `buffer` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError
     as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after the answer), and
     ClientDisconnectedError.
     """
@@ -129,8 +129,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: RequestBuf
     if announced is not None:
         if announced > limit:
             raise _too_large(limit)
-        if held is not None:
-            held.expect(announced)
+        if buffer is not None:
+            buffer.expect(announced)
     body, more = await _next(receive)
     if len(body) > limit:
         raise _too_large(limit)
@@ -141,8 +141,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: RequestBuf
         body, more = await _next(receive)
         if len(grown) + len(body) > limit:
             raise _too_large(limit)
-        if held is not None:
-            held.grow(len(grown) + len(body))
+        if buffer is not None:
+            buffer.grow(len(grown) + len(body))
         grown += body
     return grown
 

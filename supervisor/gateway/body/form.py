@@ -98,7 +98,7 @@ class Form(Body):
         self._closing = closing  # where the last delimiter begins
         self.is_complete = False
         self.allow_remote: str | None = None
-        self._said: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
         self._parts = 0
@@ -180,7 +180,7 @@ class Form(Body):
         elif self._reading == b"allow_remote":
             self.allow_remote = self._value.decode("utf-8", "replace")
         elif self._reading:
-            self._said[self._reading.decode()] = self._value.decode("utf-8", "replace")
+            self._texts[self._reading.decode()] = self._value.decode("utf-8", "replace")
             self.is_silent = False
         elif self._loaded:
             text = self._value.decode("utf-8", "replace")
@@ -203,13 +203,13 @@ class Form(Body):
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
 
-    def said(self, name: str) -> JsonValue:
+    def extension(self, name: str) -> JsonValue:
         """See Body. The last of several counts."""
-        return self._said.get(name) or None
+        return self._texts.get(name) or None
 
     def raw(self, name: str) -> bytes | None:
         """See Body; of all fields only `response_format`."""
-        text = self._said.get(name) if name == RESPONSE_FORMAT else None
+        text = self._texts.get(name) if name == RESPONSE_FORMAT else None
         return None if text is None else msgspec.json.encode(text)
 
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
@@ -221,7 +221,7 @@ class Form(Body):
         return permission.in_form(self.allow_remote)
 
     @property
-    def unsaid(self) -> Sequence[str]:
+    def unknown_extensions(self) -> Sequence[str]:
         """See Body."""
         return sorted(name for name in self.names if name.startswith(PRIVATE) and name not in EXTENSION_FIELDS)
 

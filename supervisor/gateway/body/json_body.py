@@ -23,7 +23,7 @@ from supervisor.catalog.rewrite import NO_REWRITE, Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import EXTENSION_FIELDS, PRIVATE, Body, Bytes, refuse_other_charset
-from supervisor.gateway.body.outline import SMALL, Outline
+from supervisor.gateway.body.condensed_json import SMALL, CondensedJson
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
@@ -67,12 +67,12 @@ _role: Final = msgspec.json.Decoder(_Message).decode
 class JsonBody(Body):
     """One request's JSON body."""
 
-    __slots__ = ("_decoded", "_is_changed", "_outline", "_private", "_raw")
+    __slots__ = ("_condensed", "_decoded", "_is_changed", "_private", "_raw")
 
-    def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
+    def __init__(self, raw: Bytes, fields: Fields, condensed: CondensedJson | None = None) -> None:
         self._raw = raw
         self.fields = fields
-        self._outline = outline
+        self._condensed = condensed
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
         self.name, self.stream = _name(fields), "stream" in fields and _flag(fields, "stream")
@@ -93,9 +93,9 @@ class JsonBody(Body):
         """Parse a body; other tasks run while a large one is scanned. Raises InvalidRequestError."""
         if len(raw) <= SMALL or (len(raw) <= _LARGE and _is_plain(raw)):
             return cls(raw, open_object(raw))
-        outline = await Outline.of(raw)
+        condensed = await CondensedJson.of(raw)
         await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
-        return cls(raw, open_object(outline.text), outline)
+        return cls(raw, open_object(condensed.text), condensed)
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
@@ -109,7 +109,7 @@ class JsonBody(Body):
             self.name, self._is_changed = name, True
             self.fields["model"] = msgspec.Raw(_encode(name))
 
-    def said(self, name: str) -> JsonValue:
+    def extension(self, name: str) -> JsonValue:
         """See Body."""
         raw = self._private.get(name)
         if raw is None:
@@ -121,36 +121,36 @@ class JsonBody(Body):
         return None if value == "" else value
 
     @property
-    def unsaid(self) -> Sequence[str]:
+    def unknown_extensions(self) -> Sequence[str]:
         """See Body."""
         return [name for name in self._private if name not in EXTENSION_FIELDS] if self._private else ()
 
     async def field(self, name: str) -> Bytes | None:
         """The value of a field as it came, as JSON; None without it."""
         raw = self.fields.get(name)
-        if raw is None or self._outline is None:
+        if raw is None or self._condensed is None:
             return None if raw is None else bytes(raw)
-        return await self._outline.restored(bytes(raw))
+        return await self._condensed.restored(bytes(raw))
 
     @property
-    def outline(self) -> Outline:
+    def condensed(self) -> CondensedJson:
         """The outline of the body, and of anything added to it."""
-        if self._outline is None:
-            self._outline = Outline()
-        return self._outline
+        if self._condensed is None:
+            self._condensed = CondensedJson()
+        return self._condensed
 
     def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
         """The body with these top-level fields, as JSON of its outline, instead of its own; None removes a field."""
         fields = {name: raw for name, raw in (self.fields | self._private).items() if name not in changes}
         fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
-        body = JsonBody(self._raw, fields, self._outline)
+        body = JsonBody(self._raw, fields, self._condensed)
         body._is_changed = True  # its own
         return body
 
     async def whole(self) -> Bytes:
         """The whole body as JSON, private fields included, for llmux itself."""
         text: Bytes = _encode(self.fields | self._private)
-        return text if self._outline is None else await self._outline.restored(text)
+        return text if self._condensed is None else await self._condensed.restored(text)
 
     def raw(self, name: str) -> bytes | None:
         """See Body."""
@@ -175,14 +175,14 @@ class JsonBody(Body):
     def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
         """See Body. The private fields stay here; those of the new body are what the translation adds."""
         fields, answers = translation.request(dict(self.fields))
-        body = JsonBody(self._raw, fields, self._outline)
+        body = JsonBody(self._raw, fields, self._condensed)
         body._is_changed = True  # its own
         return body, answers
 
     def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> JsonBody:
         """See Body."""
         rewrite.apply(fields := dict(self.fields), endpoint)
-        return JsonBody(self._raw, fields, self._outline)
+        return JsonBody(self._raw, fields, self._condensed)
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""
@@ -245,16 +245,16 @@ class JsonBody(Body):
         contents = await loading.load(wanted)
         for one in wanted:
             content = contents[one.source]
-            one.reference.replace(content.type, self.outline.mark(content.base64))
+            one.reference.replace(content.type, self.condensed.mark(content.base64))
         for field in {one.reference.field for one in wanted}:
             self.fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True
 
     async def whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
         """With what an outline lacks of it; nothing, where that is too much for an address, or numbers."""
-        if self._outline is None or not text.endswith(("-", "-:")):  # as marks end
+        if self._condensed is None or not text.endswith(("-", "-:")):  # as marks end
             return text
-        whole = await self._outline.restored(_encode(text))
+        whole = await self._condensed.restored(_encode(text))
         if len(whole) > most or not whole.startswith(b'"'):
             return ""
         parts, at, last = list[str](), 1, len(whole) - 1
@@ -275,10 +275,10 @@ class JsonBody(Body):
             rewrite.apply(fields := dict(fields), endpoint)
         elif not self._is_changed:
             return self._raw
-        if self._outline is None:
+        if self._condensed is None:
             return _encode(fields)
         await asyncio.sleep(0)
-        return await self._outline.restored(_encode(fields))
+        return await self._condensed.restored(_encode(fields))
 
     def _value(self, key: str) -> Any:
         """A field's decoded value. Raises InvalidRequestError for one that is nested too deeply."""

@@ -37,7 +37,7 @@ def refuse(name: str) -> ForbiddenError:
 
 
 def _word(text: bytes) -> bool:
-    said = _WORDS.get(text.strip().lower())
-    if said is None:
+    answer = _WORDS.get(text.strip().lower())
+    if answer is None:
         raise InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)
-    return said
+    return answer

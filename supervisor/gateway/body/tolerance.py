@@ -18,7 +18,7 @@ from supervisor.gateway.body.typed import UNREADABLE
 Json = dict[str, Any]
 
 _SYSTEM: Final = ("system", "developer")
-_GAP: Final = "\n\n"  # texts may hold marks, see `gateway.body.outline`: a line break must follow one
+_GAP: Final = "\n\n"  # texts may hold marks, see `gateway.body.condensed_json`: a line break must follow one
 _READ: Final = ("messages", "system", "tools", "reasoning_effort", "documents", "input", "truncate")
 _SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
@@ -88,9 +88,9 @@ def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, by
     return {} if values["messages"] is before else {name: _encode(value) for name, value in values.items()}
 
 
-def arguments_text(said: str) -> str:
+def arguments_text(text: str) -> str:
     """The JSON arguments of an earlier tool call: agents keep an empty text for a call without arguments."""
-    return said if said.strip() else "{}"
+    return text if text.strip() else "{}"
 
 
 def level_of(effort: str) -> str:
@@ -118,9 +118,9 @@ def _cut(texts: object, part: float) -> object:
 
 
 def in_order(
-    messages: Sequence[Json], said: object = None, *, takes_system: bool = True
+    messages: Sequence[Json], system: object = None, *, takes_system: bool = True
 ) -> tuple[str | list[Any], list[Json]]:
-    """The system's words at the beginning, after `said`, as one content; and the other messages.
+    """The system's words at the beginning, after `system`, as one content; and the other messages.
 
     Many chat templates allow system messages only there, and only one: later ones become text of the user's turn next to them.
     Without `takes_system` all of them do.
@@ -128,7 +128,7 @@ def in_order(
     first: list[object] = []
     waiting: list[object] = []  # for the user's next turn
     others: list[Json] = []
-    (first if takes_system else waiting).append(said)
+    (first if takes_system else waiting).append(system)
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if role in _SYSTEM:
@@ -141,19 +141,19 @@ def in_order(
             waiting = []
             continue
         if role != "tool" and waiting:  # nothing comes between a call and its result
-            waiting = _say(others, waiting)
+            waiting = _append_user_text(others, waiting)
         others.append(message)
-    _say(others, waiting)
+    _append_user_text(others, waiting)
     return _joined(first), others
 
 
-def _say(messages: list[Json], waiting: list[object]) -> list[object]:
+def _append_user_text(messages: list[Json], waiting: list[object]) -> list[object]:
     """Append the waiting contents as the user's words. Returns the new list of waiting contents, which is empty."""
-    said = _joined(waiting)
-    if said and messages and messages[-1].get("role") == "user":
+    text = _joined(waiting)
+    if text and messages and messages[-1].get("role") == "user":
         messages[-1] = {**messages[-1], "content": _joined([messages[-1].get("content"), *waiting])}
-    elif said:
-        messages.append({"role": "user", "content": said})
+    elif text:
+        messages.append({"role": "user", "content": text})
     return []
 
 
@@ -233,9 +233,9 @@ def _unbind(tool: Json) -> bool:
     }
     if schema == free:
         return False
-    told = _encode(schema).decode()
+    text = _encode(schema).decode()
     tool[name] = free
-    tool["description"] = f"{tool.get('description') or ''}{_GAP}Parameters: {told}".strip()
+    tool["description"] = f"{tool.get('description') or ''}{_GAP}Parameters: {text}".strip()
     return True
 
 

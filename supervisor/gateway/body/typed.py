@@ -95,14 +95,14 @@ class Mistake:
 
 def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], request: object = None) -> Mistake:
     """What msgspec found in a request of this kind. `request`: decoded, so that of a union that member counts which it names."""
-    said = str(error)
-    found = _PLACE.search(said)
-    place, said = ("", said) if found is None else (found[1], said[: found.start()])
-    if (unknown := _UNKNOWN.fullmatch(said)) is not None:
+    message = str(error)
+    found = _PLACE.search(message)
+    place, message = ("", message) if found is None else (found[1], message[: found.start()])
+    if (unknown := _UNKNOWN.fullmatch(message)) is not None:
         return Mistake("unknown", place, _at(_schema(kind), place, request), unknown[1])
-    if (missing := _MISSING.fullmatch(said)) is not None:
+    if (missing := _MISSING.fullmatch(message)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
-    got = _GOT.fullmatch(said)
+    got = _GOT.fullmatch(message)
     return Mistake(
         "wrong" if missing is None else "missing",
         place,
@@ -388,7 +388,7 @@ def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 
-def worker_said(decode: Callable[[bytes], T], body: bytes, noun: str) -> T:
+def decoded_answer(decode: Callable[[bytes], T], body: bytes, noun: str) -> T:
     """A worker's answer, decoded. Raises UpstreamError for one that is no such thing."""
     try:
         return decode(body)

@@ -20,9 +20,9 @@ HIT: Final = b"x-cache-hit"
 REUSED: Final = b"x-cache-tokens-reused"
 GPU_MS: Final = b"x-gpu-time-ms"
 NOTHING_REUSED: Final[Headers] = [(HIT, b"false"), (REUSED, b"0")]
-NOTHING_TOLD: Final[Headers] = [*NOTHING_REUSED, (GPU_MS, b"0")]
+NO_CACHE_REPORT: Final[Headers] = [*NOTHING_REUSED, (GPU_MS, b"0")]
 """Defaults, for clients that expect all three headers in every answer."""
-HELD_LIMIT: Final = 1024 * 1024
+BUFFER_LIMIT: Final = 1024 * 1024
 
 
 class _Details(msgspec.Struct):
@@ -58,8 +58,8 @@ def report(body: Bytes) -> Headers:
     headers: Headers = []
     usage, timings = found.usage or _Usage(), found.timings or _Timings()
     details = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
-    told = (details.cached_tokens, usage.cache_read_input_tokens, timings.cache_n)
-    reused = next((count for count in told if count is not None), None)
+    counts = (details.cached_tokens, usage.cache_read_input_tokens, timings.cache_n)
+    reused = next((count for count in counts if count is not None), None)
     if reused is not None and reused >= 0:
         headers += [(HIT, b"true" if reused else b"false"), (REUSED, b"%d" % reused)]
     if timings.prompt_ms is not None and timings.predicted_ms is not None:  # of the slot that worked on it
@@ -70,22 +70,22 @@ def report(body: Bytes) -> Headers:
 class CacheReport(Filter):
     """Adds the headers of `report` to an answer."""
 
-    def __init__(self, otherwise: Headers, said: Collection[bytes]) -> None:
-        """`otherwise`: headers for an answer without figures. `said`: names of headers that the client gets anyway."""
+    def __init__(self, otherwise: Headers, present: Collection[bytes]) -> None:
+        """`otherwise`: headers for an answer without figures. `present`: names of headers that the client gets anyway."""
         self._otherwise = otherwise
-        self._said = said
+        self._present = present
 
     def head(self, head: Head) -> Use:
         """See Filter."""
-        self._said = {*self._said, *(name for name, _ in head.headers)}
-        head.headers = [*head.headers, *(item for item in self._otherwise if item[0] not in self._said)]
+        self._present = {*self._present, *(name for name, _ in head.headers)}
+        head.headers = [*head.headers, *(item for item in self._otherwise if item[0] not in self._present)]
         length = head.get(b"content-length")
         is_whole = head.content_type.startswith(b"application/json") and not head.get(b"content-encoding")
-        return Use.WHOLE_IF_SMALL if is_whole and length.isdigit() and int(length) <= HELD_LIMIT else Use.NONE
+        return Use.WHOLE_IF_SMALL if is_whole and length.isdigit() and int(length) <= BUFFER_LIMIT else Use.NONE
 
     async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
-        told = [item for item in report(body) if item[0] not in self._said]
-        names = {name for name, _ in told}
-        head.headers = [*(item for item in head.headers if item[0] not in names), *told]
+        reported = [item for item in report(body) if item[0] not in self._present]
+        names = {name for name, _ in reported}
+        head.headers = [*(item for item in head.headers if item[0] not in names), *reported]
         return body

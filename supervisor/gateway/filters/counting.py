@@ -14,8 +14,8 @@ import msgspec
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.gateway.body.typed import worker_said
-from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
+from supervisor.gateway.body.typed import decoded_answer
+from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation
 
 COUNT: Final = "/v1/chat/completions/input_tokens"
 CHAT: Final = "/v1/chat/completions"
@@ -70,11 +70,11 @@ class Counts:
     content_type = b"application/json"
     stream_content_type = b"text/event-stream"
     ignored = ()
-    names: ClassVar[Mapping[str, str]] = CANONICAL
+    names: ClassVar[Mapping[str, str]] = SAME_NAMES
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""
-        usage = worker_said(_answer, body, "chat completion").usage
+        usage = decoded_answer(_answer, body, "chat completion").usage
         if usage is None or not usage.prompt_tokens:  # 0: it doesn't know; no prompt is empty
             raise InvalidRequestError(
                 f"{self.name} doesn't count tokens, and its answers don't say how many their prompts had (usage).",

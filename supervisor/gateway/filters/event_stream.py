@@ -21,19 +21,19 @@ COMMENT: Final = b": keepalive\n\n"
 
 
 class EventStream(Response):
-    """A response that sends the pieces of an asynchronous generator as they come. `held` is released at its end."""
+    """A response that sends the pieces of an asynchronous generator as they come. `resource` is released at its end."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], held: AbstractContextManager[object]) -> None:
+    def __init__(self, pieces: AsyncGenerator[bytes, None], resource: AbstractContextManager[object]) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
         )
         del self.headers["content-length"]
         self._pieces = pieces
-        self._held = held  # not released by the generator: one that never began would never release it
+        self._resource = resource  # not released by the generator: one that never began would never release it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the generator ends or the client disconnects (ClientDisconnectedError). Raises MethodNotAllowedError for HEAD."""
-        with self._held:
+        with self._resource:
             if scope["method"] == "HEAD":  # it would never end
                 raise MethodNotAllowedError("A stream of events has no head to look at; use GET.", allowed="GET")
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -55,9 +55,9 @@ class Renaming(NamedTuple):
 
 
 @lru_cache(1024)
-def renaming(theirs: str, asked: str) -> Renaming:
-    """The replacement of the worker's name `theirs` by `asked`."""
-    found, put = (msgspec.json.encode(name) for name in (theirs, asked))
+def renaming(worker_name: str, requested_name: str) -> Renaming:
+    """The replacement of the worker's name `worker_name` by `requested_name`."""
+    found, put = (msgspec.json.encode(name) for name in (worker_name, requested_name))
     return Renaming((b'"model":' + found, b'"model": ' + found), (b'"model":' + put, b'"model": ' + put))
 
 

@@ -1,6 +1,6 @@
 """A request of a conversation that llmux remembers: it may continue earlier turns, and its answer may be kept.
 
-A worker gets the whole conversation, as if the client had sent it: see `Dialect.turn`.
+A worker gets the whole conversation, as if the client had sent it: see `Dialect.conversation`.
 """
 
 from __future__ import annotations

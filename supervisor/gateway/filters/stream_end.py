@@ -51,18 +51,18 @@ class StreamFailedError(UpstreamError):
 class StreamJudge:
     """Judges one stream while it passes, piece by piece."""
 
-    __slots__ = ("_end", "_held", "_is_finished")
+    __slots__ = ("_end", "_is_finished", "_pending")
 
     def __init__(self, end: re.Pattern[bytes]) -> None:
         """`end`: see `END_OF`."""
         self._end = end
         self._is_finished = False  # a piece said so of which the tail lacks a part
-        self._held = b""  # the beginning of a line that may tell clients to stop reading
+        self._pending = b""  # the beginning of a line that may tell clients to stop reading
 
     def passed(self, piece: bytes, is_last: bool, tail: Callable[[], bytes]) -> tuple[bytes, LlmuxError | None]:
         """The part of the next piece that passes, and the error that ends the stream then. `tail` gives the end of the passed part."""
-        if self._held:
-            piece, self._held = self._held + piece, b""
+        if self._pending:
+            piece, self._pending = self._pending + piece, b""
         if len(piece) > TAIL_BYTES:
             self._is_finished |= self._end.search(tail()[-_OVERLAP:] + piece) is not None
         if is_last or b"error" in piece or b"[DONE]" in piece:
@@ -75,7 +75,7 @@ class StreamJudge:
         elif not piece.endswith(b"\n"):
             line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]
             if line and any(done.startswith(line) for done in _DONE_LINES):
-                piece, self._held = piece[: -len(line)], line
+                piece, self._pending = piece[: -len(line)], line
         return piece, None
 
     def _judged(self, tail: bytes) -> LlmuxError | None:

@@ -24,7 +24,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
 from supervisor.io.request_buffer import Bytes
 
-CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
+SAME_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {}
 )  # the names of `AnswerTranslation` where they are the client's
 MOST_SHOWN: Final = 20  # of the fields without effect
@@ -119,25 +119,27 @@ class Adapted:
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
-        canonical, answers = self._translation.request(fields)
-        for name in sorted(_BEYOND & canonical.keys()):
-            theirs, value = self._decoding.get(name, ()), canonical.pop(name)
-            canonical |= dict.fromkeys(theirs, value)
-            self.ignored += () if theirs else called([name], answers.names)
-        if _TEMPLATE not in canonical:
-            return canonical, answers
-        wanted = _switch(canonical[_TEMPLATE]).enable_thinking
+        chat_fields, answers = self._translation.request(fields)
+        for name in sorted(_BEYOND & chat_fields.keys()):
+            worker_names, value = self._decoding.get(name, ()), chat_fields.pop(name)
+            chat_fields |= dict.fromkeys(worker_names, value)
+            self.ignored += () if worker_names else called([name], answers.names)
+        if _TEMPLATE not in chat_fields:
+            return chat_fields, answers
+        wanted = _switch(chat_fields[_TEMPLATE]).enable_thinking
         if self._thinking is None:
-            del canonical[_TEMPLATE]
-            self.ignored += () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
-            return canonical, answers
+            del chat_fields[_TEMPLATE]
+            self.ignored += () if _EFFORT in chat_fields else called([_TEMPLATE], answers.names)
+            return chat_fields, answers
         if self._only == ("disabled" if wanted else "enabled"):
             self.ignored += called([_TEMPLATE], answers.names)
         if self._thinking != CHAT_TEMPLATE:
-            del canonical[_TEMPLATE]
+            del chat_fields[_TEMPLATE]
             switch = self._thinking.enabled if wanted else self._thinking.disabled
-            canonical = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical
-        return canonical, answers
+            chat_fields = {
+                name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()
+            } | chat_fields
+        return chat_fields, answers
 
 
 class _Switch(msgspec.Struct):
@@ -244,11 +246,11 @@ def shown(names: Sequence[str]) -> list[str]:
     Clients choose the names: only plain characters are repeated, and only of some names.
     """
     each = dict.fromkeys(names)
-    told = [
+    listed = [
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
         for name in islice(each, MOST_SHOWN)
     ]
-    return told if len(each) <= MOST_SHOWN else [*told, f"and {len(each) - MOST_SHOWN} more"]
+    return listed if len(each) <= MOST_SHOWN else [*listed, f"and {len(each) - MOST_SHOWN} more"]
 
 
 def ignored_header(names: Sequence[str]) -> str:
@@ -295,7 +297,7 @@ class Translate(Filter):
 
 
 class Repair(Filter):
-    """Adds to an answer what its worker leaves out: see `Dialect.completion`."""
+    """Adds to an answer what its worker leaves out: see `Dialect.repair`."""
 
     def __init__(self, stream: StreamTranslation) -> None:
         self._stream = stream

@@ -14,7 +14,7 @@ from supervisor.catalog.keys import Key
 from supervisor.core.limits import Account, TenantLimits
 from supervisor.gateway.attempt import Outcome
 
-NOBODY: Final = "all requests without a tenant"
+ANONYMOUS_TENANT: Final = "all requests without a tenant"
 
 
 def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account, ...]:
@@ -37,7 +37,7 @@ def tokens_of(accounts: Sequence[Account], outcome: Outcome) -> int:
 
 
 def _name(tenant: str) -> str:
-    return f"tenant {tenant}" if tenant else NOBODY
+    return f"tenant {tenant}" if tenant else ANONYMOUS_TENANT
 
 
 def _beside(default: TenantLimits, own: TenantLimits) -> TenantLimits:

@@ -22,7 +22,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key
 from supervisor.catalog.sections import TENANT_LIMIT
-from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
+from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand, priority_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import BUDGET, CLIENT, KEEP_ALIVE, PRIORITY, Body
 from supervisor.gateway.head import LOAD_FEEDBACK, TIMEOUT, TRACE
@@ -31,7 +31,7 @@ from supervisor.gateway.head import TENANT as TENANT_HEADER
 from supervisor.gateway.identity.accounts import accounts_of
 from supervisor.gateway.identity.trace_context import begun, trace_of
 from supervisor.gateway.response_cycle import ResponseCycle
-from supervisor.gateway.route.caching import CacheDirective, wish_of
+from supervisor.gateway.route.caching import CacheDirective, cache_directive_of
 from supervisor.io.upstream import Headers
 
 LONGEST_KEEP_ALIVE_S: Final = 86_400
@@ -58,7 +58,7 @@ class Identifying:
         self._catalog = catalog
         self._arrived = arrived
         self._known: dict[bytes | None, Identity] = {}  # by the key's digest, for requests that say nothing else
-        self._cache_wish = CacheDirective() if catalog.server.tells_of_caches else None
+        self._default_directive = CacheDirective() if catalog.server.reports_caches else None
 
     async def __call__(self, cycle: ResponseCycle) -> None:
         """Set the request's demand, trace and budget. Raises InvalidRequestError, and RateLimitError in a pause."""
@@ -69,8 +69,8 @@ class Identifying:
             for name, value in own:
                 if name == TRACE:
                     request.trace = trace_of(value)
-            request.cache = wish_of(own) or self._cache_wish
-            request.budget_s = budget_s(own, body.said(BUDGET))
+            request.cache = cache_directive_of(own) or self._default_directive
+            request.budget_s = budget_s(own, body.extension(BUDGET))
             if is_lowered:
                 request.extra.append((PRIORITY_HEADER, b"%d" % request.demand.priority))
         else:
@@ -79,7 +79,7 @@ class Identifying:
             if known is None:
                 known = self._known[digest] = identify(own, body, key, self._catalog)
             request.demand, cycle.profile, _ = known
-            request.cache = self._cache_wish
+            request.cache = self._default_directive
         if self._catalog.server.traces:
             request.trace, request.span_id = request.trace or begun(), secrets.token_hex(8)
         if request.demand.tenant:
@@ -95,9 +95,9 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
             priority = _text(value, "X-Priority", priority)
         elif name == TENANT_HEADER:
             tenant = _text(value, "X-Tenant-ID", tenant)
-    priority = priority or body.said(PRIORITY)
+    priority = priority or body.extension(PRIORITY)
     if catalog.server.multi_tenant and (key is None or key.for_others):
-        tenant = tenant or body.said(CLIENT)
+        tenant = tenant or body.extension(CLIENT)
         own = "" if key is None else key.tenant or key.name
         who = own if tenant is None else _tenant(tenant) or own
     else:
@@ -111,31 +111,31 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
         wanted = NORMAL if profile.priority is None else priority_of(profile.priority)
     given = wanted if key is None else max(wanted, key.priority_ceiling)
     accounts = accounts_of(key, who, catalog)
-    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    keep_alive_s = _keep_alive_s(body.extension(KEEP_ALIVE))
     is_any = given == NORMAL and not who and not accounts and keep_alive_s is None
-    demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s, weight=profile.weight)
+    demand = DEFAULT_DEMAND if is_any else Demand(given, who, accounts, keep_alive_s, weight=profile.weight)
     return Identity(demand, profile, priority is not None and given != wanted)
 
 
-def staying(demand: Demand, body: Body) -> Demand:
+def with_keep_alive(demand: Demand, body: Body) -> Demand:
     """`demand` with the longer keep-alive, where a translated body has one, too. Raises InvalidRequestError."""
-    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    keep_alive_s = _keep_alive_s(body.extension(KEEP_ALIVE))
     if keep_alive_s is None:
         return demand
     return replace(demand, keep_alive_s=max(keep_alive_s, demand.keep_alive_s or 0.0))
 
 
-def budget_s(headers: Iterable[tuple[bytes, bytes]], said: object) -> float | None:
+def budget_s(headers: Iterable[tuple[bytes, bytes]], text: object) -> float | None:
     """The shortest time, in seconds, to which headers and body limit the request; None without a limit.
 
-    `said` is the body's. Raises InvalidRequestError for anything but a number of seconds.
+    `text` is the body's. Raises InvalidRequestError for anything but a number of seconds.
     """
     times = []
     for name, value in headers:  # each request comes here: a comprehension is a call
         if name == TIMEOUT:
             times.append(_seconds(value.decode("latin-1"), "X-Timeout"))
-    if said is not None:
-        times.append(_seconds(said, BUDGET))
+    if text is not None:
+        times.append(_seconds(text, BUDGET))
     return min(times) if times else None
 
 
@@ -146,16 +146,16 @@ def wants_load_feedback(headers: Iterable[tuple[bytes, bytes]]) -> bool | None:
     """
     for name, value in headers:
         if name == LOAD_FEEDBACK:
-            said = _SWITCH.get(value.strip().lower())
-            if said is None:
+            given = _SWITCH.get(value.strip().lower())
+            if given is None:
                 raise InvalidRequestError("X-Llmux-Load-Feedback must be true or false.", param="X-Llmux-Load-Feedback")
-            return said
+            return given
     return None
 
 
-def _seconds(said: object, where: str) -> float:
+def _seconds(text: object, where: str) -> float:
     try:
-        value = float(said) if isinstance(said, str | float) or type(said) is int else math.nan
+        value = float(text) if isinstance(text, str | float) or type(text) is int else math.nan
     except (ValueError, OverflowError):
         value = math.nan
     if not 0 < value <= LONGEST_BUDGET_S:
@@ -178,28 +178,28 @@ def _text(value: bytes, header: str, before: object) -> object:
         raise InvalidRequestError(f"{header} is not UTF-8.", param=header) from error
 
 
-def _priority(said: object) -> int:
+def _priority(given: object) -> int:
     try:
-        return priority_of(said)
+        return priority_of(given)
     except ValueError as error:
         message = f"`X-Priority` or `{PRIORITY}` is no priority: {error}."
         raise InvalidRequestError(message, code="invalid_priority", param=PRIORITY) from error
 
 
-def _keep_alive_s(said: object) -> float | None:
-    if isinstance(said, str):  # in a form
+def _keep_alive_s(given: object) -> float | None:
+    if isinstance(given, str):  # in a form
         with contextlib.suppress(ValueError):
-            said = float(said)
-    if said is None:
+            given = float(given)
+    if given is None:
         return None
-    if isinstance(said, int | float) and type(said) is not bool and 0 <= said <= LONGEST_KEEP_ALIVE_S:
-        return said
+    if isinstance(given, int | float) and type(given) is not bool and 0 <= given <= LONGEST_KEEP_ALIVE_S:
+        return given
     message = f"`{KEEP_ALIVE}` must be a number of seconds from 0 to {LONGEST_KEEP_ALIVE_S}."
     raise InvalidRequestError(message, code="invalid_keep_alive", param=KEEP_ALIVE)
 
 
-def _tenant(said: object) -> str:
-    who = said.strip() if isinstance(said, str) else None
+def _tenant(given: object) -> str:
+    who = given.strip() if isinstance(given, str) else None
     if who is None or len(who) > TENANT_LIMIT or not who.isprintable():
         message = (
             f"`X-Tenant-ID` or `{CLIENT}` must be a text of at most {TENANT_LIMIT} characters that can be printed."

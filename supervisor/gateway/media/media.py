@@ -74,7 +74,7 @@ _INERT_TYPE: Final = re.compile(
 """Parts in which nothing lies deeper that is loaded, except below `_NESTING_KEYS` and keys that mean loading."""
 _INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "tools", "metadata"})
 _NESTING_KEYS: Final = frozenset({"content", "output"})  # a prompt's parts may lie below these, whatever a type claims
-_SAID: Final = MappingProxyType(
+_PLAIN_WORDS: Final = MappingProxyType(
     {"url": re.compile(r"web_(?:search|fetch)_result"), "data": re.compile(r"redacted_thinking|reasoning\..*")}
 )
 """Keys that mean no loading in parts of these types."""
@@ -346,9 +346,9 @@ def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
 
 def _only_says(name: str, kind: object, key: str) -> bool:
     """Is an address or a text only there to be read: a search result's `url`, a text document's `data`?"""
-    if not isinstance(kind, str) or key not in _SAID:
+    if not isinstance(kind, str) or key not in _PLAIN_WORDS:
         return False
-    return _SAID[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
+    return _PLAIN_WORDS[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
 
 
 def means_loading(key: str) -> bool:

@@ -89,7 +89,7 @@ class Loading:
         self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
         self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
         self._size = 0  # bytes of all contents, as often as they stand in the request
-        self.held = RequestBuffer(loader.bodies)
+        self.buffer = RequestBuffer(loader.bodies)
         """Counts what is kept of them; release it when nothing is needed any more."""
 
     @property
@@ -235,7 +235,7 @@ class Loading:
         self._size += size
         if self._size > self._limit:
             raise self._too_large(reference)
-        self.held.grow(self._size * 4 // 3)
+        self.buffer.grow(self._size * 4 // 3)
 
     @property
     def _limit(self) -> int:

@@ -16,7 +16,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.prompts.answer import Chats
 from supervisor.gateway.prompts.conversation import Conversation
-from supervisor.gateway.prompts.formats import WRITERS, Said
+from supervisor.gateway.prompts.formats import WRITERS, PromptInput
 
 _encode: Final = msgspec.json.Encoder().encode
 _NULL: Final = b"null"
@@ -59,7 +59,7 @@ class Completions:
         conversation = Conversation(fields.get("messages"), self._name)
         ignored = [*conversation.ignored, *(name for name in _EFFECTLESS if _given(fields, name))]
         thinks = self._thinks(fields, ignored)
-        prompt = WRITERS[self._prompts.name](Said(conversation.turns, thinks, self._name))
+        prompt = WRITERS[self._prompts.name](PromptInput(conversation.turns, thinks, self._name))
         if not self._prompts.translates:
             ignored += (
                 f"messages[{at}].content.{code}"
@@ -112,8 +112,8 @@ class Completions:
 
     def _stop(self, fields: Fields) -> Fields:
         """The stop strings of the format and of the request."""
-        asked = _value(fields, "stop")
-        stop = [asked] if isinstance(asked, str) else asked or []
+        texts = _value(fields, "stop")
+        stop = [texts] if isinstance(texts, str) else texts or []
         if not (isinstance(stop, list) and all(isinstance(text, str) for text in stop)):
             raise InvalidRequestError('"stop" must be a text or a list of texts.', param="stop")
         merged = [*dict.fromkeys((*stop, *self._prompts.stop))]

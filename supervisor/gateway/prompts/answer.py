@@ -11,10 +11,10 @@ import msgspec
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
-from supervisor.gateway.body.typed import worker_said
+from supervisor.gateway.body.typed import decoded_answer
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.frames import FrameStream
-from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
+from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation
 
 _encode: Final = msgspec.json.Encoder().encode
 _MARKS: Final[Mapping[PromptFormatName, tuple[str, str]]] = {
@@ -47,9 +47,9 @@ class Thoughts:
         if self._at == "thought":
             thought, closing, text = text.partition(self._closing)
             if not closing:
-                held = _begun(thought, self._closing)
-                self._rest = thought[len(thought) - held :]
-                return thought[: len(thought) - held], ""
+                begun_length = _begun(thought, self._closing)
+                self._rest = thought[len(thought) - begun_length :]
+                return thought[: len(thought) - begun_length], ""
             self._at = "gap"
         if self._at == "gap":  # blank lines between the two are no part of the answer
             text = text.lstrip()
@@ -73,7 +73,7 @@ class Chats:
 
     ignored: Sequence[str]
     thinking: PromptFormat | None
-    names: ClassVar[Mapping[str, str]] = CANONICAL
+    names: ClassVar[Mapping[str, str]] = SAME_NAMES
     content_type = b"application/json"
     stream_content_type = EVENTS
 
@@ -155,4 +155,4 @@ _json_object: Final = msgspec.json.Decoder(Json).decode
 
 
 def _object(data: bytes) -> Json:
-    return worker_said(_json_object, data, "completion")
+    return decoded_answer(_json_object, data, "completion")

@@ -17,7 +17,7 @@ from supervisor.gateway.prompts.conversation import Turn, system_of
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PromptInput:
     """A conversation that needs a prompt. `thinks`: the model should think first; `model`: its name, for errors."""
 
     turns: Sequence[Turn]
@@ -25,7 +25,7 @@ class Said:
     model: str
 
 
-Writer = Callable[[Said], str]
+Writer = Callable[[PromptInput], str]
 
 _ALPACA: Final = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -55,17 +55,17 @@ LANGUAGES: Final = MappingProxyType(dict(item.strip().split(" ", 1) for item in 
 """The first part of a language's code → its English name, as TranslateGemma's chat template has it. `pt-BR` is Portuguese."""
 
 
-def _generic(said: Said) -> str:
-    system = system_of(said.turns)
+def _generic(prompt_input: PromptInput) -> str:
+    system = system_of(prompt_input.turns)
     who = {"user": "User", "assistant": "Assistant"}
-    lines = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in said.turns if turn.role != "system")
+    lines = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in prompt_input.turns if turn.role != "system")
     return f"{system}\n\n{lines}Assistant:" if system else f"{lines}Assistant:"
 
 
-def _mistral(said: Said) -> str:
+def _mistral(prompt_input: PromptInput) -> str:
     """The system's words stand before the first of the user's."""
-    system, prompt = system_of(said.turns), ""
-    for turn in said.turns:
+    system, prompt = system_of(prompt_input.turns), ""
+    for turn in prompt_input.turns:
         if turn.role == "user":
             before = f"{system}\n\n" if system else ""
             prompt, system = f"{prompt}[INST] {before}{turn.text} [/INST]", ""
@@ -74,36 +74,37 @@ def _mistral(said: Said) -> str:
     return prompt
 
 
-def _chatml(said: Said) -> str:
+def _chatml(prompt_input: PromptInput) -> str:
     return (
-        "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in said.turns) + "<|im_start|>assistant\n"
+        "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in prompt_input.turns)
+        + "<|im_start|>assistant\n"
     )
 
 
-def _qwen3(said: Said) -> str:
+def _qwen3(prompt_input: PromptInput) -> str:
     """ChatML without the thoughts of former answers. Without thinking, the answer begins after an empty thought."""
     seen = [
         Turn(turn.role, _after(turn.text, "</think>").lstrip("\n")) if turn.role == "assistant" else turn
-        for turn in said.turns
+        for turn in prompt_input.turns
     ]
-    return _chatml(replace(said, turns=seen)) + ("" if said.thinks else "<think>\n\n</think>\n\n")
+    return _chatml(replace(prompt_input, turns=seen)) + ("" if prompt_input.thinks else "<think>\n\n</think>\n\n")
 
 
-def _gemma4(said: Said) -> str:
+def _gemma4(prompt_input: PromptInput) -> str:
     prompt = ""
-    if said.thinks and said.turns[0].role != "system":
+    if prompt_input.thinks and prompt_input.turns[0].role != "system":
         prompt = "<|turn>system\n<|think|>\n<turn|>\n"
-    for index, turn in enumerate(said.turns):
+    for index, turn in enumerate(prompt_input.turns):
         role = "model" if turn.role == "assistant" else turn.role
         text = _without_channels(turn.text) if role == "model" else turn.text
-        switch = "<|think|>\n" if said.thinks and index == 0 and role == "system" else ""
+        switch = "<|think|>\n" if prompt_input.thinks and index == 0 and role == "system" else ""
         prompt += f"<|turn>{role}\n{switch}{text.strip()}<turn|>\n"
-    return prompt + "<|turn>model\n" + ("" if said.thinks else "<|channel>thought\n<channel|>")
+    return prompt + "<|turn>model\n" + ("" if prompt_input.thinks else "<|channel>thought\n<channel|>")
 
 
-def _translategemma(said: Said) -> str:
+def _translategemma(prompt_input: PromptInput) -> str:
     """One text, from one language into another. If the source is unknown, the prompt asks the model to detect it."""
-    turns, name = said.turns, said.model
+    turns, name = prompt_input.turns, prompt_input.model
     if [turn.role for turn in turns] != ["user"]:
         what = "leave instructions out" if turns[0].role == "system" else "send one message, of the user"
         raise InvalidRequestError(f"{name} translates one text a request: {what}.", param="messages")
@@ -115,11 +116,11 @@ def _translategemma(said: Said) -> str:
             param="target_lang_code",
         )
     target, into = _language(codes["target_lang_code"], "target_lang_code")
-    asked = codes.get("source_lang_code", "")
-    if asked.lower() in _UNKNOWN:
+    language = codes.get("source_lang_code", "")
+    if language.lower() in _UNKNOWN:
         text = f"(Detect the language of each segment below, and translate all of them into {into}.)\n\n{text}"
-        asked = next(code for code in _SOURCES if LANGUAGES[code] != into)
-    source, out_of = _language(asked, "source_lang_code")
+        language = next(code for code in _SOURCES if LANGUAGES[code] != into)
+    source, out_of = _language(language, "source_lang_code")
     return (
         f"<start_of_turn>user\nYou are a professional {out_of} ({source}) to {into} ({target}) translator. Your goal is to "
         f"accurately convey the meaning and nuances of the original {out_of} text while adhering to {into} grammar, "
@@ -129,9 +130,9 @@ def _translategemma(said: Said) -> str:
     )
 
 
-def _alpaca(said: Said) -> str:
-    prompt = system_of(said.turns) or _ALPACA
-    for turn in said.turns:
+def _alpaca(prompt_input: PromptInput) -> str:
+    prompt = system_of(prompt_input.turns) or _ALPACA
+    for turn in prompt_input.turns:
         if turn.role == "user":
             prompt += f"\n\n### Instruction:\n{turn.text}\n\n### Response:\n"
         elif turn.role == "assistant":
@@ -139,8 +140,8 @@ def _alpaca(said: Said) -> str:
     return prompt
 
 
-def _raw(said: Said) -> str:
-    return "\n\n".join(turn.text for turn in said.turns)
+def _raw(prompt_input: PromptInput) -> str:
+    return "\n\n".join(turn.text for turn in prompt_input.turns)
 
 
 WRITERS: Final[Mapping[PromptFormatName, Writer]] = {

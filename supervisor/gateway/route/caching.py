@@ -51,7 +51,7 @@ class CacheDirective:
     tag: str = ""
 
 
-def wish_of(headers: Headers) -> CacheDirective | None:
+def cache_directive_of(headers: Headers) -> CacheDirective | None:
     """The request's directive; None if it has neither these headers nor any other of a runner's. Raises InvalidRequestError."""
     found: dict[str, str] = {}
     is_runners = False
@@ -63,11 +63,11 @@ def wish_of(headers: Headers) -> CacheDirective | None:
         elif name in _OTHERS:
             is_runners = True
     if found:
-        return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
+        return _directive(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
     return CacheDirective() if is_runners else None
 
 
-def _wish(mode: str, tag: str) -> CacheDirective:
+def _directive(mode: str, tag: str) -> CacheDirective:
     mode = mode.lower() or "auto"
     if mode not in _MODES:
         raise InvalidRequestError(
@@ -99,7 +99,7 @@ class CacheFields:
 NO_FIELDS: Final = CacheFields()
 
 
-class Salts:
+class CacheSalts:
     """The salts that flushes have changed. Use from the event loop's thread."""
 
     def __init__(self) -> None:
@@ -133,34 +133,34 @@ class Salts:
         except NotSavedError as error:
             log.warning("cache.flush_not_saved", reason=error.message)
 
-    def of(self, model: ModelId, tenant: str, tag: str, theirs: bytes | None) -> str | None:
-        """A request's salt; None: it needs none. `theirs`: its own salt, as JSON."""
+    def of(self, model: ModelId, tenant: str, tag: str, own_salt: bytes | None) -> str | None:
+        """A request's salt; None: it needs none. `own_salt`: its own salt, as JSON."""
         if not tag and not self.are_any:
             return None
-        asked = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
-        flushed = [self._flushed.get(each, "") for each in asked]
+        scopes = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
+        flushed = [self._flushed.get(each, "") for each in scopes]
         if not tag and not any(flushed):
             return None
         parts = [*flushed, *((tenant, tag) if tag else ())]
-        said = b"\0".join([*(part.encode() for part in parts), theirs or b""])
-        return sha256(said).hexdigest()
+        joined = b"\0".join([*(part.encode() for part in parts), own_salt or b""])
+        return sha256(joined).hexdigest()
 
     def fields(
         self,
-        wish: CacheDirective | None,
+        directive: CacheDirective | None,
         cache: PromptCache | None,
         path: str,
         model: ModelId,
         tenant: str,
-        theirs: bytes | None,
+        own_salt: bytes | None,
     ) -> CacheFields:
         """The fields for a request to the worker's `path`. `cache`: the abilities of the model's runtime."""
-        mode, tag = ("auto", "") if wish is None else (wish.mode, wish.tag)
+        mode, tag = ("auto", "") if directive is None else (directive.mode, directive.tag)
         controls = cache if cache is not None and path in cache.paths else None
         nothing_kept = cache is not None and not cache.is_kept
         if controls is None:
-            asked = ((MODE_HEADER, mode == "prefix" or (mode == "none" and not nothing_kept)), (TAG_HEADER, tag))
-            return CacheFields(ignored=tuple(name for name, is_asked in asked if is_asked), reuses=not nothing_kept)
+            headers = ((MODE_HEADER, mode == "prefix" or (mode == "none" and not nothing_kept)), (TAG_HEADER, tag))
+            return CacheFields(ignored=tuple(name for name, is_used in headers if is_used), reuses=not nothing_kept)
         fields: dict[str, JsonValue] = {}
         ignored: list[str] = []
         if controls.reuse_field is not None:
@@ -171,6 +171,6 @@ class Salts:
         if controls.salt_field is None:
             if tag and mode != "none":
                 ignored.append(TAG_HEADER)
-        elif mode != "none" and (salt := self.of(model, tenant, tag, theirs)) is not None:
+        elif mode != "none" and (salt := self.of(model, tenant, tag, own_salt)) is not None:
             fields[controls.salt_field] = salt
         return CacheFields(fields, tuple(ignored), reuses=mode != "none")

@@ -39,13 +39,13 @@ from supervisor.gateway.filters.translation import (
     TargetModel,
     called,
 )
-from supervisor.gateway.identity.identity import staying
+from supervisor.gateway.identity.identity import with_keep_alive
 from supervisor.gateway.media.attachments import may_have_any, read_documents, without_pictures
 from supervisor.gateway.media.media_loading import MediaLoader, Wanted
 from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, unreadable
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.response_cycle import ResponseCycle
-from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
+from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, CacheSalts
 from supervisor.gateway.route.context_use import ContextUse, measured
 from supervisor.gateway.route.ladder import Ladder
 from supervisor.gateway.route.routes import Route, Routes
@@ -69,7 +69,7 @@ class Preparing:
         engine: Engine,
         media: MediaConfig | None,
         bodies: BodyBudget,
-        salts: Salts,
+        cache_salts: CacheSalts,
         pictures: PictureStore,
         contexts: ContextUse,
         may_fall_back: Callable[[], bool],
@@ -81,7 +81,7 @@ class Preparing:
         self._may_fall_back = may_fall_back
         self._engine = engine
         self._bodies = bodies
-        self._salts = salts
+        self._cache_salts = cache_salts
         self._pictures = pictures
         self._contexts = contexts
         self._media = MediaLoader(media, bodies)
@@ -113,7 +113,11 @@ class Preparing:
         loading = cycle.loading or self._media.idle
         if self._media.is_on and cycle.loading is None:
             loading = cycle.loading = self._media.loading()
-        unsaid, unseen, unused = _NONE if body.is_silent else body.unsaid, _NONE, _NONE  # fields without effect
+        unknown, unseen, unused = (
+            _NONE if body.is_silent else body.unknown_extensions,
+            _NONE,
+            _NONE,
+        )  # fields without effect
         if facts.inputs is not None and may_have_any(body.fields):
             body, unseen = await self._readable(cycle, route, body)
         translation: AnswerTranslation | None = None
@@ -159,20 +163,20 @@ class Preparing:
             attempt.end = route.end
             attempt.is_known = endpoint.meaning is not OTHER
             if route.completes:
-                attempt.completion = dialect.completion(name, body.fields, stream=body.stream)
+                attempt.repair = dialect.repair(name, body.fields, stream=body.stream)
         attempt.names = route.names
         data = await body.rewritten(rewrite, endpoint)
         if facts.inputs is not None and "image" in facts.inputs:
             data, unopened = await self._with_pictures(cycle, data, route)
             unused = (*unused, *unopened)
-        attempt.body = self._held(cycle, data)
+        attempt.body = self._buffered(cycle, data)
         if facts.shared_context:
             attempt.tokens = self._tokens(attempt, model, facts.shared_context, rewrite, body)
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
             passed = [each for each in body.fields if each in endpoint.passed_over and body.raw(each) != b"null"]
             unused = (*unused, *called(passed, attempt.called))
         translated = _NONE if translation is None else translation.ignored
-        attempt.ignored = (*unsaid, *unseen, *translated, *unused, *cached.ignored)
+        attempt.ignored = (*unknown, *unseen, *translated, *unused, *cached.ignored)
         attempt.reuses = cached.reuses
         attempt.model = model
         return attempt
@@ -252,7 +256,7 @@ class Preparing:
         if (
             mapped is not None
             and route.translated is not None
-            and (endpoint is None or _is_unheard(cycle, route, body))
+            and (endpoint is None or _has_unsupported_fields(cycle, route, body))
         ):
             target = await _target_model(route)
             if route.targeted is not None:
@@ -260,7 +264,7 @@ class Preparing:
             adapted = Adapted(mapped, target)
             translated, answers = body.translated(adapted)
             translated.rename(route.name)
-            request.demand = staying(request.demand, translated)
+            request.demand = with_keep_alive(request.demand, translated)
             return route.translated, translated, answers, adapted.ignored
         return route, body, None, ()
 
@@ -291,24 +295,24 @@ class Preparing:
         rewrite = route.rewrite if route.is_rewritten else NO_REWRITE
         if parameters:
             rewrite = route.rewrite.with_defaults(parameters)
-        if request.cache is None and not self._salts.are_any:  # nearly always
+        if request.cache is None and not self._cache_salts.are_any:  # nearly always
             return rewrite, NO_FIELDS
         path, tenant = endpoint.upstream_path or endpoint.path, request.demand.tenant
-        cached = self._salts.fields(
+        cached = self._cache_salts.fields(
             request.cache, route.facts.cache, path, route.model.id, tenant, body.raw("cache_salt")
         )
-        return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached
+        return rewrite.with_outside_body(cached.fields) if cached.fields else rewrite, cached
 
-    def _held(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
+    def _buffered(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
         """The buffer with the request's body. A task's request keeps the original: the next candidate's body is made from it."""
         if cycle.ladder is None:
             if cycle.loading is not None:
-                cycle.loading.held.release()
-            cycle.held = cycle.held.changed(data)
-            return cycle.held
-        held = RequestBuffer(self._bodies)
-        held.keep(data)
-        return held
+                cycle.loading.buffer.release()
+            cycle.request_buffer = cycle.request_buffer.changed(data)
+            return cycle.request_buffer
+        buffer = RequestBuffer(self._bodies)
+        buffer.keep(data)
+        return buffer
 
     def _tokens(self, attempt: Attempt, model: ModelId, shared: int, rewrite: Rewrite, body: Body) -> int:
         """The tokens that the request will need of the `shared` context of its worker's requests."""
@@ -316,11 +320,11 @@ class Preparing:
         attempt.text_bytes = 0 if pictures else text_bytes
         most: int | None = None
         for name in _MOST_TOKENS:
-            said = body.raw(name) if name in body.fields else None
+            limit = body.raw(name) if name in body.fields else None
             if rewrite is not NO_REWRITE:
-                said = rewrite.value(name, said)
-            if said is not None and said.isdigit() and len(said) < 10 and (most is None or int(said) < most):
-                most = int(said)
+                limit = rewrite.value(name, limit)
+            if limit is not None and limit.isdigit() and len(limit) < 10 and (most is None or int(limit) < most):
+                most = int(limit)
         count = (body.raw("n") if "n" in body.fields else None) or b"1"
         answers = int(count) if count.isdigit() and len(count) < 4 else 1
         return self._contexts.needed(model, shared, text_bytes, pictures, most, answers)
@@ -349,13 +353,13 @@ def _watched(cycle: ResponseCycle) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if is_entered else CancelOnDisconnect(cycle.scope)
 
 
-def _is_unheard(cycle: ResponseCycle, route: Route, body: Body) -> bool:
+def _has_unsupported_fields(cycle: ResponseCycle, route: Route, body: Body) -> bool:
     """Would the worker ignore a part of the request, or of what the configuration adds to it?"""
     assert route.endpoint is not None
-    settings = cycle.request.dialect.unheard_settings
-    return any((raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unheard) or (
-        bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(cycle.profile.parameters))
-    )
+    settings = cycle.request.dialect.unsupported_fields
+    return any(
+        (raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unsupported_fields
+    ) or (bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(cycle.profile.parameters)))
 
 
 async def _target_model(route: Route) -> TargetModel:

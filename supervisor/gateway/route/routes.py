@@ -150,7 +150,7 @@ class Routes:
             raise body.nameless(cycle.scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        public, asked = self._catalog.route(name), name
+        public, requested = self._catalog.route(name), name
         if public is None:
             request.name = name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
             public = self._catalog.resolve(name)
@@ -158,7 +158,7 @@ class Routes:
         if isinstance(public, Task):
             return public
         route = self.route(cycle, public, required)
-        if required is None and asked == name:
+        if required is None and requested == name:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
             self._kept[dialect, method, path, name] = route
@@ -206,7 +206,7 @@ class Routes:
             translation if isinstance(translation, TargetedTranslation) else None,
             required,
             translated,
-            completes=type(dialect).completion is not Dialect.completion,
+            completes=type(dialect).repair is not Dialect.repair,
             names=renaming(facts.called, name) if facts.called != name and runs else None,
             end=None if endpoint is None else END_OF.get(endpoint.path),
             upstream_path=b"" if endpoint is None else (endpoint.upstream_path or endpoint.path).encode(),

@@ -31,7 +31,7 @@ VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
 NOTED: Final = "digests.json"
 ANSWER_BYTES: Final = 8 << 20
 PASSING: Final = (408, 500, 502, 503, 504)  # worth another attempt
-TELL_S: Final = 5.0
+PROGRESS_INTERVAL_S: Final = 5.0
 BUILD: Final = re.compile(r"b[0-9]{1,9}")
 _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -40,45 +40,45 @@ class Releases:
     """The releases of one project. `pinned` is the build whose digests llmux has; `noted` a file that may not exist yet."""
 
     def __init__(self, pins: Path, noted: Path) -> None:
-        told = json.loads(pins.read_text(encoding="utf-8"))
-        self.repository: str = told["repository"]
-        self.pinned: str = told["build"]
-        self._assets = _files(told["assets"])
+        pinned = json.loads(pins.read_text(encoding="utf-8"))
+        self.repository: str = pinned["repository"]
+        self.pinned: str = pinned["build"]
+        self._assets = _files(pinned["assets"])
         self._noted = noted
 
     def known(self, name: str) -> File | None:
         """The file of this name, where a digest of it is pinned or noted. Raises ReleaseError, OSError."""
         return self._assets.get(name) or self._read().get(name)
 
-    def fetch(self, build: str, name: str, folder: Path, tell: download.Tell, *, ask: bool = False) -> Path:
+    def fetch(self, build: str, name: str, folder: Path, notify: download.Notify, *, ask: bool = False) -> Path:
         """The file of this name in this folder, whole and checked. `ask`: the API may give the digest of an unknown one.
 
         Blocks. Raises ReleaseError, OSError.
         """
-        asset = self.known(name) or (self._asked(build).get(name) if ask else None)
+        asset = self.known(name) or (self._listed(build).get(name) if ask else None)
         if asset is None:
             raise ReleaseError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
         base = (os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases").rstrip("/")
-        tell(f"{name}: {asset.size >> 20} MiB from {base}")
-        path, told = folder / name, time.monotonic()
+        notify(f"{name}: {asset.size >> 20} MiB from {base}")
+        path, reported_at = folder / name, time.monotonic()
         if path.is_file() and asset.is_of(path):
             return path
 
         def came(there: int) -> None:
-            nonlocal told
-            if (now := time.monotonic()) - told > TELL_S:
-                told = now
-                tell(f"{name}: {there >> 20} of {asset.size >> 20} MiB")
+            nonlocal reported_at
+            if (now := time.monotonic()) - reported_at > PROGRESS_INTERVAL_S:
+                reported_at = now
+                notify(f"{name}: {there >> 20} of {asset.size >> 20} MiB")
 
         ask_for = functools.partial(_answer, f"{base}/download/{build}/{name}")
         origin = Origin(ask_for, PASSING, functools.partial(_explained, name))
         stop = threading.Event()  # never set: Ctrl-C interrupts a command's main thread
-        fill = functools.partial(download.resume, asset, origin=origin, tell=tell, stop=stop, came=came)
+        fill = functools.partial(download.resume, asset, origin=origin, notify=notify, stop=stop, came=came)
         wrong = ReleaseError(
             f"{name} came with another sha256 than it must have ({asset.digest}); nothing of it was used. Try again; if "
             "it happens again, whoever serves it serves something else."
         )
-        return download.fetch(asset, folder, fill, wrong, tell)
+        return download.fetch(asset, folder, fill, wrong, notify)
 
     def note(self, found: Iterable[File]) -> None:
         """Keep their digests, in a file for people. Raises ReleaseError, OSError."""
@@ -95,7 +95,7 @@ class Releases:
         except (ValueError, AttributeError, TypeError) as error:
             raise ReleaseError(f"{self._noted} is damaged; move it away.") from error
 
-    def _asked(self, build: str) -> dict[str, File]:
+    def _listed(self, build: str) -> dict[str, File]:
         base = os.environ.get(VARIABLE) or f"https://api.github.com/repos/{self.repository}/releases"
         address = f"{base.rstrip('/')}/tags/{build}"
         try:
@@ -104,12 +104,12 @@ class Releases:
             if len(content) > ANSWER_BYTES:
                 raise ReleaseError(f"{address} answers with more than a release's list of files.")
             listed = json.loads(content)["assets"]
-            told = {
+            pins = {
                 str(one["name"]): (one["size"], digest[1])
                 for one in listed
                 if one.get("state", "uploaded") == "uploaded" and (digest := _SHA256.fullmatch(one.get("digest") or ""))
             }
-            found = _files(told)
+            found = _files(pins)
         except httpx.HTTPStatusError as error:
             raise _refused(error.response, f"llama.cpp has no release {build}") from error
         except httpx.HTTPError as error:

@@ -76,7 +76,7 @@ class TestReplay:
             ("{\n", "can't be read"),
             ('{"models": {}}\n', "not a recording"),
             ('{"llmux_recording":1,"at":0,"scheduler":[]}\n', "Another version of llmux made this recording (format 1"),
-            ('{"llmux_recording":5,"at":0,"scheduler":["Popen",{"args":["touch","x"]},0]}\n', "no 'Popen'"),
+            ('{"llmux_recording":6,"at":0,"scheduler":["Popen",{"args":["touch","x"]},0]}\n', "no 'Popen'"),
         ],
     )
     def test_what_is_none(self, content, message, tmp_path):

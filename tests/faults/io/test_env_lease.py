@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.io import env_lease, venvs
-from supervisor.io.env_lease import RECORD, EnvironmentGoneError, EnvLease
+from supervisor.io.env_lease import RECORD, EnvironmentRemovedError, EnvLease
 from supervisor.io.spawn import SpawnOrder, spawn
 from tests.installation.test_venvs import lock as lock  # a fixture
 from tests.installation.test_venvs import quiet
@@ -114,7 +114,7 @@ class TestInUse:
             asking = asyncio.create_task(asyncio.to_thread(EnvLease.on, str(live / "bin" / "python")))
             await until(lambda: waiting(live.resolve() / RECORD))
             (live / RECORD).unlink()
-        with pytest.raises(EnvironmentGoneError):
+        with pytest.raises(EnvironmentRemovedError):
             await asking
 
     def test_programs_from_elsewhere(self, tmp_path):
@@ -129,7 +129,7 @@ class TestInUse:
         new.mkdir()
         (tmp_path / "runtimes/demo").unlink()
         (tmp_path / "runtimes/demo").symlink_to(new)
-        with env_lease.alone(old.path), pytest.raises(EnvironmentGoneError):
+        with env_lease.alone(old.path), pytest.raises(EnvironmentRemovedError):
             EnvLease.on(str(old.interpreter))
 
 

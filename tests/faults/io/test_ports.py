@@ -120,7 +120,7 @@ class Test13PortTaken:
 
     def test_nobody_yet(self, source, port):
         assert listeners(port) == frozenset()
-        assert owner_check(port, [os.getpid()]) is Ownership.NOBODY
+        assert owner_check(port, [os.getpid()]) is Ownership.NO_LISTENER
 
     def test_the_worker(self, source, port, workers):
         worker = workers(port)

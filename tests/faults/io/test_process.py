@@ -293,7 +293,7 @@ class TestDeath:
         assert len(groups) == 1
         assert instance in groups.pop()
         await worker.stop(1.0)
-        assert cgroup.left_behind(instance) == []
+        assert cgroup.leftover_groups(instance) == []
 
 
 class Test06LeaderThreadGone:

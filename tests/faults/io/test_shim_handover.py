@@ -184,7 +184,7 @@ class TestAdoptedProcess:
         mark = Mark(lent.instance, "fake:1", lent.folder / "fake-1.log")
         shim = AdoptedShim(lent.shim, stdin, stdout, pidfd)
         process = WorkerProcess.adopt("fake:1", mark, None, shim, lent.pid, time.monotonic(), b"")
-        process.tell(b"adopt %d\n" % os.getpid())
+        process.send_line(b"adopt %d\n" % os.getpid())
         lent.kill_parent()
         yield process
         process.abandon()

@@ -30,7 +30,7 @@ LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
 NEW = (12, 30, 40, 5, 20, 8, 25, 30)
 
 
-class Leaving(Cancel):
+class HandingOver(Cancel):
     """Of a client that has left when it is looked for once more than `looks` times."""
 
     def __init__(self, looks: int) -> None:
@@ -47,7 +47,7 @@ def leave(decoder: Decoder) -> list[int]:
     """Tokens of a job whose client leaves after five steps: while it is continued, and while its prompt is being read."""
     made = []
     for length in (10, 2000):
-        job = Job([65] * length, 1000, Sampling(temperature=0), Leaving(5), frozenset())
+        job = Job([65] * length, 1000, Sampling(temperature=0), HandingOver(5), frozenset())
         decoder.submit(job)
         made.append(sum(not isinstance(item, str) for item in job.out))
     return made

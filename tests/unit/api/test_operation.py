@@ -99,7 +99,7 @@ class TestFurtherFields:
             """Add them."""
             return JSONResponse({"total": at + body.first})
 
-        group.asked("/slots", "What it does.", method="GET", answer=list[Sum])
+        group.model_endpoint("/slots", "What it does.", method="GET", answer=list[Sum])
         self.group = group
         return TestClient(Starlette(routes=group.routes(10)))
 

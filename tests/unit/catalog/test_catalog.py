@@ -276,7 +276,7 @@ class TestSized:
 
     def test_an_override_is_sized_again(self, folder, tmp_path):
         model = folder.load("models: {m: {cmd: x}}").sized([self.LARGE]).models["m"]
-        assert (model.config.layers, model.written.layers) == (16000, "all")
+        assert (model.config.layers, model.as_configured.layers) == (16000, "all")
         changed = overridden(model, {"vram_mib": 5000}, runtimes_dir=tmp_path)
         assert changed.config.layers == 5000
         assert overridden(model, {"layers": 7}, runtimes_dir=tmp_path).config.layers == 7

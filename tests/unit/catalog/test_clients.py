@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.catalog.clients import NOBODY, rate_of
+from supervisor.catalog.clients import DEFAULT_CLIENT, rate_of
 from supervisor.catalog.keys import load_keys
 from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
 from supervisor.errors import ConfigError
@@ -48,7 +48,7 @@ clients:
 
     @pytest.mark.parametrize("text", ["", "clients:\n", "clients: {}\n", "clients: {a: {priority: 7}}\n"])
     def test_without_default(self, catalog, text):
-        assert catalog(text).client("somebody") is NOBODY
+        assert catalog(text).client("somebody") is DEFAULT_CLIENT
 
     def test_mistakes(self, catalog):
         with pytest.raises(ConfigError) as caught:

@@ -14,7 +14,7 @@ from supervisor.catalog import load_text
 from supervisor.catalog.assembly import is_name
 from supervisor.catalog.local_models import _names, find, runtime_of
 from supervisor.core.types import ModelId
-from supervisor.daemon.reload import _with_leaving
+from supervisor.daemon.reload import _with_removed_busy
 from supervisor.errors import ConfigError, NotFoundError
 from tests.support import hf_folder, tiny
 from tests.support.cases import cases
@@ -189,9 +189,9 @@ virtual_models:
         after = load_text(f"{folder}models: {{cmd: {{cmd: [x]}}}}\n", tmp_path / "llmux.yaml")
         busy = frozenset(map(ModelId, ("own", "tiny-chat", "cmd")))
         for _ in range(2):
-            running, leaving = _with_leaving(after, running, busy)
+            running, leaving = _with_removed_busy(after, running, busy)
             assert (list(running.models), leaving) == (["cmd", "tiny-chat"], {"tiny-chat"})
-        assert _with_leaving(after, running, frozenset()) == (after, frozenset())
+        assert _with_removed_busy(after, running, frozenset()) == (after, frozenset())
 
     def test_a_folder_that_is_away(self, tmp_path):
         catalog = load_text(f"models_from: [{tmp_path}/gone]\n", tmp_path / "llmux.yaml")

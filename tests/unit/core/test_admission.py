@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.admission import AdmissionPolicy, FirstCome
-from supervisor.core.demand import ANY, LOW, MOST_URGENT, NORMAL
+from supervisor.core.demand import DEFAULT_DEMAND, LOW, MOST_URGENT, NORMAL
 from supervisor.core.types import Policy
 from tests.support.cases import cases
 from tests.support.simulation import GPU, World, model
@@ -24,7 +24,7 @@ class LastComeFirstServed(AdmissionPolicy):
 class TwoPerWorker(AdmissionPolicy):
     """A limit that does not come from the configuration."""
 
-    def is_full(self, model, demand=ANY):
+    def is_full(self, model, demand=DEFAULT_DEMAND):
         return len(model.in_flight) >= 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.events import LoadAsked, PinAsked, UnloadAsked
+from supervisor.core.events import LoadRequested, PinRequested, UnloadRequested
 from supervisor.core.types import Eviction, Limits, ModelId, ModelSpec, Policy
 from tests.support.simulation import World, load, model
 
@@ -107,10 +107,10 @@ class TestDisturbsNobody:
     """What is pinned, held or busy stays, and so does what an operator said."""
 
     def test_pinned_ones_stay(self, swapped):
-        swapped.post(PinAsked(OTHER, pin=True))
+        swapped.post(PinRequested(OTHER, pin=True))
         swapped.run(500.0)
         assert swapped.loaded() == {"other"}
-        swapped.post(PinAsked(OTHER, pin=False))
+        swapped.post(PinRequested(OTHER, pin=False))
         swapped.run(65.0)
         assert swapped.loaded() == {"home"}
 
@@ -125,10 +125,10 @@ class TestDisturbsNobody:
     def test_one_that_an_operator_unloaded_stays_away_until_it_is_asked_for(self, world):
         configured(world, model("home", 10000))
         load(world, "home")
-        world.post(UnloadAsked(HOME))
+        world.post(UnloadRequested(HOME))
         world.run(1000.0)
         assert world.loaded() == set()
-        world.post(LoadAsked(HOME))
+        world.post(LoadRequested(HOME))
         world.run(3.0)
         assert world.loaded() == {"home"}
 

@@ -8,9 +8,9 @@ import pytest
 
 from supervisor.core import admission
 from supervisor.core.demand import HIGH, LOW, NORMAL
-from supervisor.core.events import ClientsRead, LoadAsked, UnloadAsked
+from supervisor.core.events import ClientsRead, LoadRequested, UnloadRequested
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId, RejectCode
-from supervisor.core.waiting import awaited
+from supervisor.core.waiting import wait_reason
 from tests.support.counts import times
 from tests.support.simulation import World, model, record
 
@@ -65,7 +65,7 @@ class TestAnswers:
         """Both are whole; the decisions and the request's own wait say what it waited for."""
         world, answer = busy(model("dictation", 14000, "asr"))
         dictation = world.request("dictation", HIGH)
-        assert awaited(world.scheduler.state, record(world, "dictation")).what == "victim to end its requests"
+        assert wait_reason(world.scheduler.state, record(world, "dictation")).what == "victim to end its requests"
         world.run(360)
         world.finish(answer)
         world.run(5)
@@ -125,7 +125,7 @@ class TestConfigured:
         world, ticket = busy(drain_s=drain_s)
         world.request("equal")
         world.run(0.5)
-        world.post(UnloadAsked(ModelId("victim")))
+        world.post(UnloadRequested(ModelId("victim")))
         assert lasts(world, ticket) == pytest.approx(expected_s, abs=1)
 
 
@@ -200,7 +200,7 @@ class TestReading:
         world.post(ClientsRead(ModelId("victim"), generation, {ticket: 0}))
         world.post(ClientsRead(ModelId("nobody"), generation, {}))
         assert world.state("victim") == "ready"
-        world.post(UnloadAsked(ModelId("victim")))
+        world.post(UnloadRequested(ModelId("victim")))
         for _ in range(2):
             world.post(ClientsRead(ModelId("victim"), generation, {ticket: 0}))
         assert world.state("victim") == "draining"
@@ -228,7 +228,7 @@ class TestTold:
 
     def test_a_load_that_an_operator_asks_for_drains_too(self):
         world, ticket = busy()
-        world.post(LoadAsked(ModelId("urgent")))
+        world.post(LoadRequested(ModelId("urgent")))
         world.run(60)
         assert world.state("victim") == "draining"
         world.finish(ticket)
@@ -242,14 +242,14 @@ class TestOrdered:
     def test_to_ask_again_gives_no_more_time(self):
         world, ticket = busy()
         for _ in range(3):
-            world.post(UnloadAsked(ModelId("victim")))
+            world.post(UnloadRequested(ModelId("victim")))
             world.run(admission.ORDERED_DRAIN_S / 2)
         assert ticket in world.cut
         assert world.state("victim") == "stopped"
 
     def test_an_unloaded_one_that_crashes_meanwhile_stays_away(self):
         world, _ = busy()
-        world.post(UnloadAsked(ModelId("victim")))
+        world.post(UnloadRequested(ModelId("victim")))
         world.crash("victim", Crash(CrashClass.UNKNOWN, "it ended"))
         world.run(300)
         assert world.state("victim") == "stopped"

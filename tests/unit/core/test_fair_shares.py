@@ -7,7 +7,7 @@ import random
 import pytest
 
 from supervisor.core.demand import HIGH, LOW, NORMAL, Demand
-from supervisor.core.events import LoadAsked, RequestArrived
+from supervisor.core.events import LoadRequested, RequestArrived
 from supervisor.core.fair_shares import FairShares
 from supervisor.core.types import Limits, ModelId, TicketId
 from tests.support.simulation import World, model
@@ -255,7 +255,7 @@ class TestBypass:
         world.configure(model("a", 10000), model("b", 10000), limits=Limits(overtakes=5, min_residency_s=1000.0))
         ask(world, "a", "x")
         world.run(3)
-        world.post(LoadAsked(ModelId("b")))
+        world.post(LoadRequested(ModelId("b")))
         world.run(0.1)
         later = []
         for _ in range(20):

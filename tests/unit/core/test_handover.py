@@ -8,10 +8,10 @@ from supervisor.core.demand import LOW, NORMAL
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
     Configured,
-    HandoverAsked,
     HandoverEnded,
+    HandoverRequested,
     RequestFinished,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
 )
 from supervisor.core.types import DeviceSpec, Generation, ModelId, TicketId, WorkerState
@@ -43,7 +43,7 @@ class TestTheOldOne:
         first = world.request("a")
         world.run(5)
         world.finish(first)
-        world.post(HandoverAsked())
+        world.post(HandoverRequested())
         world.finish(world.request("a"))
         waiting = world.request("b")
         world.run(60)
@@ -58,7 +58,7 @@ class TestTheOldOne:
         ticket = world.request("a")
         world.run(0.5)
         assert state(world, "a") is WorkerState.STARTING
-        world.post(HandoverAsked())
+        world.post(HandoverRequested())
         world.run(5)
         assert ticket in world.dispatched
 
@@ -69,7 +69,7 @@ class TestTheOldOne:
         world.request("b")
         world.run(1)
         assert state(world, "a") is WorkerState.DRAINING
-        world.post(HandoverAsked())
+        world.post(HandoverRequested())
         assert state(world, "a") is WorkerState.READY
         world.finish(running)
         world.run(1)
@@ -104,7 +104,7 @@ class TestTheNewOne:
     def test_the_next_generation_follows_its_own(self, world):
         world.configure(A)
         world.post(adopted(world))
-        world.post(UnloadAsked(A.id))
+        world.post(UnloadRequested(A.id))
         world.run(2)
         world.request("a")
         world.run(5)
@@ -112,7 +112,7 @@ class TestTheNewOne:
 
     def test_who_waits_already_is_dispatched(self, world):
         world.configure(A)
-        world.post(HandoverAsked())
+        world.post(HandoverRequested())
         waiting = world.request("a")
         world.post(adopted(world))
         assert waiting in world.dispatched
@@ -154,7 +154,7 @@ class TestTheNewOne:
     def test_a_late_word_about_its_requests_is_harmless(self, world):
         world.configure(A)
         world.post(adopted(world, tickets=(TicketId("old:1"),)))
-        world.post(UnloadAsked(A.id, force=True))
+        world.post(UnloadRequested(A.id, force=True))
         world.run(2)
         world.post(RequestFinished(TicketId("old:1")))
         world.request("a")

@@ -293,7 +293,7 @@ class TestReturning:
         ledger.returning(A, 3.0)
         ledger.measure(A, GPU, 0)
 
-        assert [lease.held_mib for lease in ledger.leases()] == [5000]
+        assert [lease.reserved_mib for lease in ledger.leases()] == [5000]
 
     def test_host_memory_is_back_at_the_exit(self):
         ledger = Ledger()
@@ -456,7 +456,7 @@ class LedgerMachine(RuleBasedStateMachine):
         starting = [lease for lease in self.leases(Phase.STARTING) if lease.device == device]
         still_taking = sum(lease.mib - truth.used[lease.holder] for lease in starting)
         assert truth.free() - still_taking >= truth.spec.margin_mib, "a worker may not find its memory"
-        leased = sum(lease.held_mib for lease in self.ledger.leases() if lease.device == device)
+        leased = sum(lease.reserved_mib for lease in self.ledger.leases() if lease.device == device)
         assert leased <= truth.spec.total_mib - truth.spec.margin_mib, "more is leased than there is"
 
     @rule(devices=PLACES, mib=SIZES, end=st.sampled_from(["ready", "crash"]))
@@ -486,19 +486,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tick()
         self.ledger.settle(data.draw(st.sampled_from(self.leases(Phase.STARTING))).holder, self.now)
 
-    @precondition(lambda self: self.leases(Phase.HELD))
+    @precondition(lambda self: self.leases(Phase.IN_USE))
     @rule(data=st.data(), part=PARTS)
     def use_changes_and_is_seen(self, data, part):
-        lease = data.draw(st.sampled_from(self.leases(Phase.HELD)))
+        lease = data.draw(st.sampled_from(self.leases(Phase.IN_USE)))
         self.truth[lease.device].used[lease.holder] = int(lease.mib * part)
         self.pending.clear()
         self.deliver_all()
 
-    @precondition(lambda self: self.leases(Phase.STARTING, Phase.HELD))
+    @precondition(lambda self: self.leases(Phase.STARTING, Phase.IN_USE))
     @rule(data=st.data())
     def exits(self, data):
         self.tick()
-        self.ends(data.draw(st.sampled_from(self.leases(Phase.STARTING, Phase.HELD))).holder)
+        self.ends(data.draw(st.sampled_from(self.leases(Phase.STARTING, Phase.IN_USE))).holder)
 
     def ends(self, who: Holder) -> None:
         for lease in self.ledger.leases_of(who):
@@ -571,7 +571,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def laws_hold(self):
         if hasattr(self, "ledger"):
             self.ledger.check()
-            alive = {lease.holder for lease in self.leases(Phase.STARTING, Phase.HELD)}
+            alive = {lease.holder for lease in self.leases(Phase.STARTING, Phase.IN_USE)}
             assert {who for truth in self.truth.values() for who in truth.used} == alive
 
 

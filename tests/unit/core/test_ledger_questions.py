@@ -42,38 +42,38 @@ class TestInMotion:
     """A load or an end that the figures may not show in full."""
 
     def test_nothing_happened(self):
-        assert made().in_motion(GPU, 100.0) is None
+        assert made().model_in_transition(GPU, 100.0) is None
 
     def test_a_start(self):
         ledger = made()
         ledger.begin(A, (GPU,), (4000,))
-        assert ledger.in_motion(GPU, 100.0) == "a"
+        assert ledger.model_in_transition(GPU, 100.0) == "a"
 
     def test_ready_until_a_later_reading(self):
         ledger = made()
         ledger.begin(A, (GPU,), (4000,))
         ledger.settle(A, 1.0)
         read(ledger, 12000, 1.0)
-        assert ledger.in_motion(GPU, 2.0) == "a"
+        assert ledger.model_in_transition(GPU, 2.0) == "a"
         read(ledger, 12000, 1.1)
-        assert ledger.in_motion(GPU, 2.0) is None
+        assert ledger.model_in_transition(GPU, 2.0) is None
 
     def test_an_end_until_its_memory_is_back_and_a_little_longer(self):
         ledger = made()
         held(ledger)
         ledger.returning(A, 10.0)
-        assert ledger.in_motion(GPU, 10.1) == "a"
+        assert ledger.model_in_transition(GPU, 10.1) == "a"
         read(ledger, 16000, 10.2)
         assert ledger.leases() == ()
-        assert ledger.in_motion(GPU, 14.9) == "a"
-        assert ledger.in_motion(GPU, 15.0) is None
+        assert ledger.model_in_transition(GPU, 14.9) == "a"
+        assert ledger.model_in_transition(GPU, 15.0) is None
 
     def test_host_memory_is_back_at_once(self):
         ledger = made(at_exit=True)
         held(ledger)
         ledger.returning(A, 10.0)
         read(ledger, 16000, 10.2)
-        assert ledger.in_motion(GPU, 10.3) is None
+        assert ledger.model_in_transition(GPU, 10.3) is None
 
 
 class TestDue:
@@ -155,11 +155,11 @@ class TestFigures:
         ledger.begin(B, (GPU,), (3000,))
         read(ledger, 12000, 5.0, outside_mib=7)
         totals = ledger.totals(GPU)
-        assert (totals.held_mib, totals.starting_mib, totals.returning_mib) == (4000, 3000, 0)
+        assert (totals.reserved_mib, totals.starting_mib, totals.returning_mib) == (4000, 3000, 0)
         assert (totals.available_mib, totals.outside_mib) == (8500, 7)
         assert not totals.quarantined
         ledger.returning(A, 6.0)
-        assert (ledger.totals(GPU).held_mib, ledger.totals(GPU).returning_mib) == (0, 4000)
+        assert (ledger.totals(GPU).reserved_mib, ledger.totals(GPU).returning_mib) == (0, 4000)
 
     def test_how_many_start(self):
         ledger = made()

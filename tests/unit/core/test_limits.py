@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from supervisor.core.effects import Decided
-from supervisor.core.events import UnloadAsked, WorkerUnready
-from supervisor.core.limits import MOST_KEPT, TOLD_EVERY_S, Account, Accounts, Counted, Rate, TenantLimits
+from supervisor.core.events import UnloadRequested, WorkerUnready
+from supervisor.core.limits import MOST_KEPT, REFUSAL_LOG_INTERVAL_S, Account, Accounts, Counted, Rate, TenantLimits
 from supervisor.core.types import Limits, ModelId, RejectCode, TicketId
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record
@@ -147,7 +147,7 @@ class TestConcurrency:
         accounts.admit(TicketId("2"), [who], 0.0)
         reached = accounts.reached([who], 1000.0)
         assert reached is not None
-        assert reached.told() == "2 requests at once"
+        assert reached.description() == "2 requests at once"
         accounts.finished(TicketId("1"), 0, 1000.0)
         assert accounts.reached([who], 1000.0) is None
 
@@ -277,7 +277,7 @@ class TestRequestsOfTheScheduler:
 
     @pytest.mark.parametrize(
         "refuse",
-        [lambda world: world.run(6.0), lambda world: world.post(UnloadAsked(A))],
+        [lambda world: world.run(6.0), lambda world: world.post(UnloadRequested(A))],
         ids=["waited too long", "unloaded"],
     )
     def test_a_waiter_that_is_refused_gets_it_back(self, refuse):
@@ -318,7 +318,7 @@ class TestRequestsOfTheScheduler:
         load(world, "a")
         for _ in range(50):
             world.request("a", accounts=accounts)
-            world.now += TOLD_EVERY_S / 100
+            world.now += REFUSAL_LOG_INTERVAL_S / 100
         assert [kind for kind, _ in world.reasons("a")].count("limit") == 1
         assert Decided("limit", A, "The limit of tenant alice is reached: 1 request per minute.") in world.decided()
 

@@ -73,7 +73,7 @@ class Oracle:
         self.demand, self.snapshot, self.spread = demand, snapshot, demand.spread
 
     def room(self, view: DeviceView, gone: Iterable[Resident]) -> int:
-        return view.free_mib + sum(resident.held_on(view.id) for resident in gone) - self.spread.margin_mib
+        return view.free_mib + sum(resident.reserved_on(view.id) for resident in gone) - self.spread.margin_mib
 
     def fits(self, views: Iterable[DeviceView], gone: Iterable[Resident]) -> bool:
         rooms = [self.room(view, gone) for view in views]
@@ -171,7 +171,7 @@ class TestOracle:
 
         def later(gone: set[Resident]) -> object:
             devices = tuple(
-                replace(view, free_mib=view.free_mib + sum(r.held_on(view.id) for r in gone))
+                replace(view, free_mib=view.free_mib + sum(r.reserved_on(view.id) for r in gone))
                 for view in snapshot.devices
             )
             left = tuple(resident for resident in snapshot.residents if resident not in gone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.events import LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
+from supervisor.core.events import LoadCancelled, LoadRequested, PinRequested, Respecified, UnloadRequested
 from supervisor.core.types import ModelId, RejectCode, WorkerState
 from tests.support.simulation import World, model
 
@@ -37,7 +37,7 @@ class TestCancelledLoad:
         world.configure(model("a", 10000), model("b", 10000))
         running = world.request("b")
         world.run(5)
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.post(LoadCancelled(A))
         world.finish(running)
         world.run(60)
@@ -90,9 +90,9 @@ class TestPin:
 
     def test_is_not_evicted(self, world):
         world.configure(model("a", 10000), model("b", 10000))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
-        world.post(PinAsked(A, True))
+        world.post(PinRequested(A, True))
         ticket = world.request("b")
         world.run(3)
         assert world.state("a") == "ready"
@@ -100,9 +100,9 @@ class TestPin:
 
     def test_ends_when_it_is_unpinned(self, world):
         world.configure(model("a", 10000, pin=True), model("b", 10000))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
-        world.post(PinAsked(A, False))
+        world.post(PinRequested(A, False))
         ticket = world.request("b")
         world.run(5)
         assert world.dispatched == {ticket: ("b", 1)}
@@ -110,18 +110,18 @@ class TestPin:
     def test_outlasts_a_reload(self, world):
         models = model("a", 10000), model("b", 10000)
         world.configure(*models)
-        world.post(PinAsked(A, True))
+        world.post(PinRequested(A, True))
         world.configure(*models)
         assert world.scheduler.state.models[A].pinned
 
     def test_holds_up_the_keep_alive_which_counts_again_afterwards(self, world):
         world.configure(model("a", 4000, keep_alive_s=5.0))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
-        world.post(PinAsked(A, True))
+        world.post(PinRequested(A, True))
         world.run(20)
         assert world.state("a") == "ready"
-        world.post(PinAsked(A, False))
+        world.post(PinRequested(A, False))
         world.run(5)
         assert world.state("a") == "stopped"
 
@@ -131,10 +131,10 @@ class TestRespecified:
 
     def test_replaces_an_idle_worker_at_once(self, world):
         world.configure(model("a", 4000))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
         world.post(Respecified(model("a", 6000, definition="a, larger")))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(5)
         assert world.starts == ["a", "a"]
         assert world.scheduler.state.models[A].spec.footprint.mib == 6000
@@ -144,7 +144,7 @@ class TestRespecified:
         ticket = world.request("a")
         world.run(3)
         world.post(Respecified(model("a", 6000, definition="a, larger")))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(5)
         assert world.state("a") == "draining"
         world.finish(ticket)
@@ -154,17 +154,17 @@ class TestRespecified:
     def test_is_loaded_even_where_another_has_to_go_for_it(self, world):
         world.configure(model("a", 4000), model("b", 8000))
         ticket = world.request("a")
-        world.post(LoadAsked(ModelId("b")))
+        world.post(LoadRequested(ModelId("b")))
         world.run(6)
         world.post(Respecified(model("a", 10000, definition="a, larger")))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.finish(ticket)
         world.run(6)
         assert (world.state("a"), world.state("b")) == ("ready", "stopped")
 
     def test_does_nothing_to_a_worker_of_the_same_definition(self, world):
         world.configure(model("a", 4000))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
         world.post(Respecified(model("a", 4000, keep_alive_s=2.0)))
         assert world.state("a") == "ready"
@@ -173,10 +173,10 @@ class TestRespecified:
 
     def test_followed_by_an_unload_stays_unloaded(self, world):
         world.configure(model("a", 4000))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(3)
         world.post(Respecified(model("a", 6000, definition="a, larger")))
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(5)
         assert (world.state("a"), world.starts) == ("stopped", ["a"])
 
@@ -189,8 +189,8 @@ class TestRespecified:
 def test_decisions_since_a_number_are_those_after_it():
     world = World()
     world.configure(model("a", 4000))
-    world.post(PinAsked(A, True))
-    world.post(PinAsked(A, False))
+    world.post(PinRequested(A, True))
+    world.post(PinRequested(A, False))
     decisions = world.decisions.last()
     assert world.decisions.since(decisions[0].seq) == decisions[1:]
     assert world.decisions.since(decisions[-1].seq) == []
@@ -207,8 +207,8 @@ class TestTrouble:
         world.run(5)
         refused = world.rejected[world.request("a")]
         assert (refused.code, self.GONE in refused.message) == (RejectCode.MODEL_FAILED, True)
-        world.post(LoadAsked(A))
-        world.post(UnloadAsked(A))
+        world.post(LoadRequested(A))
+        world.post(UnloadRequested(A))
         world.run(1300)
         assert (world.state("a"), world.state("b")) == ("failed", "ready")
         assert self.GONE in record(world).life.reason
@@ -226,7 +226,7 @@ class TestTrouble:
         world.finish(ticket)
         world.configure(model("a", 4000, trouble=self.GONE))
         assert world.request("a") not in world.rejected
-        world.post(UnloadAsked(A, force=True))
+        world.post(UnloadRequested(A, force=True))
         world.run(30)
         assert record(world).state is WorkerState.FAILED
 

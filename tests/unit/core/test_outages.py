@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.effects import Alert
-from supervisor.core.events import LoadAsked, WorkerExited, WorkerUnkillable
-from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, Limits, ModelId, RejectCode
+from supervisor.core.events import LoadRequested, WorkerExited, WorkerUnkillable
+from supervisor.core.types import MODEL_PLACEHOLDER, Crash, CrashClass, DeviceId, Limits, ModelId, RejectCode
 from tests.support.simulation import GPU, World, load, model, record
 
 GPU1 = DeviceId("gpu1")
@@ -52,7 +52,7 @@ class TestLost:
         for ticket in (waiting, coming):
             reject = world.rejected[ticket]
             assert reject.code is RejectCode.DEVICE_LOST
-            assert reject.message == f"{ASKED} can't be loaded: gpu0 is lost: GPU is lost"
+            assert reject.message == f"{MODEL_PLACEHOLDER} can't be loaded: gpu0 is lost: GPU is lost"
             assert reject.retry_after_s is None, "a person has to look"
         assert alerts(world) == ["device.lost"]
 
@@ -90,7 +90,7 @@ class TestLost:
         world = cards()
         world.lose(GPU, GPU1)
         message = world.rejected[world.request("a")].message
-        assert message == f"{ASKED} can't be loaded: gpu0 is lost: GPU is lost; gpu1 is lost: GPU is lost"
+        assert message == f"{MODEL_PLACEHOLDER} can't be loaded: gpu0 is lost: GPU is lost; gpu1 is lost: GPU is lost"
 
     def test_too_large_comes_first(self):
         world = cards(model("huge", 99000), count=1)
@@ -139,7 +139,7 @@ class TestLost:
     def test_a_load_that_an_operator_asks_for(self):
         world = cards(count=1)
         world.lose(GPU)
-        world.post(LoadAsked(ModelId("a")))
+        world.post(LoadRequested(ModelId("a")))
         assert record(world, "a").asked_at is None
         assert record(world, "a").life.reason == "gpu0 is lost: GPU is lost"
 
@@ -171,14 +171,16 @@ class TestQuarantined:
         reject = world.rejected[world.request("b")]
         assert reject.code is RejectCode.DEVICE_QUARANTINED
         assert reject.message.startswith(
-            f"{ASKED} can't be loaded: gpu0 is quarantined: a's worker can't be ended: still there"
+            f"{MODEL_PLACEHOLDER} can't be loaded: gpu0 is quarantined: a's worker can't be ended: still there"
         )
 
     def test_who_asks_for_the_stuck_one_learns_the_same(self):
         world, _ = self.stuck(1)
         reject = world.rejected[world.request("a")]
         assert reject.code is RejectCode.DEVICE_QUARANTINED
-        assert reject.message.startswith(f"{ASKED} can't be loaded: gpu0 is quarantined: its own worker can't be")
+        assert reject.message.startswith(
+            f"{MODEL_PLACEHOLDER} can't be loaded: gpu0 is quarantined: its own worker can't be"
+        )
 
     def test_those_who_wait_as_well(self):
         world = cards(count=1, min_residency_s=0.0)

@@ -2,13 +2,13 @@ import pytest
 
 from supervisor.core.events import (
     Configured,
-    HandoverAsked,
+    HandoverRequested,
     LeaseEnded,
     LeaseLost,
     LeaseRenewed,
     LeaseRestored,
     LeasesSeen,
-    ShutdownAsked,
+    ShutdownRequested,
 )
 from supervisor.core.types import (
     PARTNER,
@@ -22,7 +22,7 @@ from supervisor.core.types import (
     Partner,
     RejectCode,
 )
-from supervisor.core.waiting import awaited
+from supervisor.core.waiting import wait_reason
 from tests.support.counts import times
 from tests.support.simulation import GPU, World, load, model, record
 
@@ -251,7 +251,7 @@ class TestEnd:
 
     def test_a_shutdown_waits_for_none(self, world):
         world.lease("job", 12000)
-        world.post(ShutdownAsked())
+        world.post(ShutdownRequested())
         assert record(world, "job").exited
 
 
@@ -300,7 +300,7 @@ class TestShared:
         assert world.request("b") in world.dispatched
         world.run(60.0)
         assert world.loaded() == {"b"}
-        assert "the store is away" in awaited(world.scheduler.state, record(world, "a")).what
+        assert "the store is away" in wait_reason(world.scheduler.state, record(world, "a")).what
         world.post(LeasesSeen())
         world.run(5.0)
         assert ticket in world.dispatched
@@ -354,6 +354,6 @@ class TestHandover:
     """Who asks during a hand-over waits for the successor."""
 
     def test_nothing_is_granted(self, world):
-        world.post(HandoverAsked())
+        world.post(HandoverRequested())
         world.lease("job", 1000)
         assert not granted(world)

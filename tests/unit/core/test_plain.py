@@ -13,19 +13,19 @@ from supervisor.core import plain
 from supervisor.core.effects import Alert, Effect
 from supervisor.core.events import (
     Event,
-    HandoverAsked,
-    LoadAsked,
+    HandoverRequested,
+    LoadRequested,
     RequestArrived,
     RequestFinished,
-    ShutdownAsked,
-    UnloadAsked,
+    ShutdownRequested,
+    UnloadRequested,
     WorkerUnkillable,
     WorkerUnready,
 )
 from supervisor.core.limits import Account, Rate, TenantLimits
 from supervisor.core.recovery import copied
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.snapshots import outline
+from supervisor.core.snapshots import device_summary
 from supervisor.core.types import ModelId
 from supervisor.engine.recording import packed
 from tests.support.counts import examples
@@ -137,7 +137,7 @@ def test_nothing_is_plain_while_another_model_waits_for_memory():
     world.configure(model("a", 12000), model("b", 12000))
     running = world.request("a")
     world.run(5.0)
-    world.post(LoadAsked(ModelId("b")))
+    world.post(LoadRequested(ModelId("b")))
     world.plain_ones = 0
     world.finish(world.request("a"))
     world.finish(running)
@@ -160,7 +160,7 @@ def test_a_worker_that_can_not_be_ended_gets_nothing():
 
 def test_a_hand_over_changes_nothing():
     world = ready()
-    world.post(HandoverAsked())
+    world.post(HandoverRequested())
     world.finish(world.request("a"))
     assert world.plain_ones == 2
 
@@ -168,7 +168,7 @@ def test_a_hand_over_changes_nothing():
 def test_in_a_shutdown_nobody_gets_anything():
     world = ready()
     running = world.request("a")
-    world.post(ShutdownAsked())
+    world.post(ShutdownRequested())
     world.plain_ones = 0
     world.request("a")
     world.finish(running)
@@ -182,7 +182,7 @@ def test_late_memory_is_told_with_it():
         ticket = world.request(name)
         world.run(5.0)
         world.finish(ticket)
-    world.post(UnloadAsked(ModelId("b")))
+    world.post(UnloadRequested(ModelId("b")))
     world.run(1.0)
     world.plain_ones = 0
     world.now += 60.0
@@ -195,8 +195,8 @@ def test_what_is_known_of_a_device_is_known_anew():
     world = ready()
     ledger = world.scheduler.state.ledger
     for act in (lambda: world.request("a"), lambda: world.finish(next(iter(world.dispatched)))):
-        outline(world.scheduler.state, world.now, GPU)
-        assert ledger.outline(GPU) is not None
+        device_summary(world.scheduler.state, world.now, GPU)
+        assert ledger.summary(GPU) is not None
         act()
-        assert ledger.outline(GPU) is None
+        assert ledger.summary(GPU) is None
     assert world.plain_ones == 2

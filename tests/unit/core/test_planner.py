@@ -80,7 +80,7 @@ class Scenario:
     modes: tuple[Eviction, ...] = field(default=(Eviction.LAST_RESORT, Eviction.STRICT))
 
     def snapshot(self, mode: Eviction) -> Snapshot:
-        free = TOTAL - MARGIN - self.outside_mib - sum(r.held_on(GPU) for r in self.loaded)
+        free = TOTAL - MARGIN - self.outside_mib - sum(r.reserved_on(GPU) for r in self.loaded)
         view = DeviceView(GPU, TOTAL, TOTAL - MARGIN, free, self.blocked)
         return Snapshot((view,), self.loaded, AdmissionPolicy(policy=Policy(mode, {"llm": 1, "tts": 1})))
 
@@ -88,7 +88,7 @@ class Scenario:
         """The scenario and its plans; one plan where the modes agree."""
         lines = [
             "loaded: "
-            + (", ".join(f"{r.model} ({r.type}, {r.held_on(GPU)} MiB, {r.block})" for r in self.loaded) or "-")
+            + (", ".join(f"{r.model} ({r.type}, {r.reserved_on(GPU)} MiB, {r.block})" for r in self.loaded) or "-")
         ]
         lines.append(f"wanted: {self.wanted} ({MODELS[self.wanted][0]}, {MODELS[self.wanted][1]} MiB)")
         plans = {mode: rendered(plan(demand(self.wanted), self.snapshot(mode))) for mode in self.modes}
@@ -361,7 +361,7 @@ class TestBlocks:
             EvictionBlock.RESERVED,
             EvictionBlock.STOPPING,
             EvictionBlock.MIN_RESIDENCY,
-            EvictionBlock.HELD,
+            EvictionBlock.PROTECTED,
         ],
     )
     def test_a_passing_block_is_waited_for(self, block):

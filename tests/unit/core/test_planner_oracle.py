@@ -67,7 +67,7 @@ def cases(draw) -> tuple[LoadDemand, Snapshot]:
             type=draw(TYPE),
             priority=draw(PRIORITY),
             devices=(spot := draw(SPOTS[len(devices)])),
-            held_mib=tuple(draw(HELD) for _ in spot),
+            reserved_mib=tuple(draw(HELD) for _ in spot),
             block=draw(BLOCK),
             idle_s=draw(IDLE),
             reload_s=draw(RELOAD),
@@ -152,7 +152,7 @@ class Oracle:
         if sum(r.type == self.demand.type for r in pool) < self.excess:
             return False
         return any(
-            need <= view.free_mib + sum(r.held_on(view.id) for r in [*pool, *self.coming(view.id)])
+            need <= view.free_mib + sum(r.reserved_on(view.id) for r in [*pool, *self.coming(view.id)])
             for view, need in self.allowed_places(rule)
         )
 
@@ -179,12 +179,12 @@ class Oracle:
         if len(typed) < self.excess or any(t not in victims for t in typed):
             return False
         space = [v for v in victims if v not in typed]
-        if any(v.held_on(view.id) == 0 for v in space):
+        if any(v.reserved_on(view.id) == 0 for v in space):
             return False
-        candidates = [r for r in pool if r.held_on(view.id) > 0 and r not in typed]
+        candidates = [r for r in pool if r.reserved_on(view.id) > 0 and r not in typed]
         if any(low.priority < v.priority and low not in space for v in space for low in candidates):
             return False
-        returned = sum(r.held_on(view.id) for r in [*victims, *self.coming(view.id)])
+        returned = sum(r.reserved_on(view.id) for r in [*victims, *self.coming(view.id)])
         return view.free_mib + returned >= need
 
     def subset_key(self, victims: tuple[Resident, ...], pool: list[Resident]) -> tuple:
@@ -202,7 +202,7 @@ class Oracle:
         )
 
     def needs_coming(self, view: DeviceView, need: int, victims: list[Resident]) -> bool:
-        return need > view.free_mib + sum(v.held_on(view.id) for v in victims)
+        return need > view.free_mib + sum(v.reserved_on(view.id) for v in victims)
 
     def expected(self) -> tuple:
         """(kind, device, need, models) of the right plan."""
@@ -294,7 +294,7 @@ class TestProofs:
                 assert gone
                 assert all(r.block in {"none", "young", "held", "used"} for r in gone)
                 view = next(view for view in snapshot.devices if view.id == device)
-                back = sum(r.held_on(device) for r in [*gone, *oracle.coming(device)])
+                back = sum(r.reserved_on(device) for r in [*gone, *oracle.coming(device)])
                 assert need <= view.free_mib + back
                 assert sum(r.type == demand.type for r in gone) >= oracle.excess
                 if possible[0] == 2:
@@ -323,7 +323,7 @@ class TestProofs:
                 view.id,
                 view.total_mib,
                 view.usable_mib,
-                view.free_mib + sum(r.held_on(view.id) for r in gone),
+                view.free_mib + sum(r.reserved_on(view.id) for r in gone),
                 view.blocked,
             )
             for view in snapshot.devices
@@ -350,7 +350,7 @@ class TestSpread:
         """What is free there once these are gone, and what is stopping."""
         view = next(view for view in snapshot.devices if view.id == device)
         back = [r for r in snapshot.residents if r.model in gone or r.block is EvictionBlock.STOPPING]
-        return view.free_mib + sum(r.held_on(device) for r in back)
+        return view.free_mib + sum(r.reserved_on(device) for r in back)
 
     def fits(self, case, option: Option, gone) -> bool:
         return all(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, HIGH, LOW, NORMAL, Demand
 from supervisor.core.effects import QueueLoad
 from supervisor.core.queue import LATELY_S, MOST_WAITS, AdmissionQueue, RecentWaits
-from supervisor.core.types import ASKED, Limits, ModelId, Policy, RejectCode, TicketId
+from supervisor.core.types import MODEL_PLACEHOLDER, Limits, ModelId, Policy, RejectCode, TicketId
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model
 
@@ -39,13 +39,13 @@ class TestOrder:
     def test_equal_priorities_are_served_in_order_of_arrival(self):
         queue = AdmissionQueue()
         for number in range(5):
-            assert queue.push(ticket(number), A, ANY, float(number)) is None
+            assert queue.push(ticket(number), A, DEFAULT_DEMAND, float(number)) is None
 
         assert [ticket(n) for n in range(5)] == drained(queue, A)
 
     def test_a_higher_priority_overtakes_but_does_not_become_the_oldest(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, ANY, 1.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 1.0)
         queue.push(ticket(2), A, Demand(HIGH), 2.0)
         queue.push(ticket(3), A, Demand(HIGH), 3.0)
 
@@ -54,7 +54,7 @@ class TestOrder:
 
     def test_one_models_requests_are_not_another_ones(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, ANY, 1.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 1.0)
 
         assert queue.pop(B) is None
         assert queue.peek(B) is None
@@ -68,41 +68,44 @@ class TestLimits:
 
     def test_the_total_is_limited(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=2)))
-        queue.push(ticket(1), A, ANY, 0.0)
-        queue.push(ticket(2), B, ANY, 0.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 0.0)
+        queue.push(ticket(2), B, DEFAULT_DEMAND, 0.0)
 
-        assert queue.push(ticket(3), C, ANY, 0.0) == "2 requests are queued, the limit is 2"
+        assert queue.push(ticket(3), C, DEFAULT_DEMAND, 0.0) == "2 requests are queued, the limit is 2"
         assert ticket(3) not in queue
 
     def test_one_model_cannot_take_all_of_it(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=1)))
-        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 0.0)
 
-        assert queue.push(ticket(2), A, Demand(HIGH), 0.0) == f"1 requests are queued for {ASKED}, the limit is 1"
-        assert queue.push(ticket(3), B, ANY, 0.0) is None
+        assert (
+            queue.push(ticket(2), A, Demand(HIGH), 0.0)
+            == f"1 requests are queued for {MODEL_PLACEHOLDER}, the limit is 1"
+        )
+        assert queue.push(ticket(3), B, DEFAULT_DEMAND, 0.0) is None
 
     @pytest.mark.parametrize("most", [1, 3])
     def test_a_model_may_say_how_many(self, most):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=2)))
-        waiting = [n for n in range(5) if queue.push(ticket(n), A, ANY, 0.0, most) is None]
+        waiting = [n for n in range(5) if queue.push(ticket(n), A, DEFAULT_DEMAND, 0.0, most) is None]
         assert len(waiting) == most
 
     def test_smaller_limits_keep_who_is_queued_already(self):
         admission = AdmissionPolicy()
         queue = AdmissionQueue(admission)
         for number in range(3):
-            queue.push(ticket(number), A, ANY, 0.0)
+            queue.push(ticket(number), A, DEFAULT_DEMAND, 0.0)
         admission.configured(Limits(queue_total=1), Policy())
 
         assert len(queue) == 3
-        assert queue.push(ticket(9), B, ANY, 0.0) is not None
+        assert queue.push(ticket(9), B, DEFAULT_DEMAND, 0.0) is not None
 
     def test_a_ticket_is_queued_once(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 0.0)
 
         with pytest.raises(AssertionError, match="queued already"):
-            queue.push(ticket(1), B, ANY, 0.0)
+            queue.push(ticket(1), B, DEFAULT_DEMAND, 0.0)
 
 
 class TestExpiry:
@@ -111,7 +114,7 @@ class TestExpiry:
     def test_the_oldest_decides_the_deadline_whatever_its_priority(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
         assert queue.deadline() == math.inf
-        queue.push(ticket(1), A, ANY, 1.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 1.0)
         queue.push(ticket(2), A, Demand(HIGH), 2.0)
         assert queue.deadline() == 11.0
 
@@ -122,8 +125,8 @@ class TestExpiry:
     def test_a_new_limit_counts_for_those_already_waiting(self):
         admission = AdmissionPolicy(Limits(queue_wait_s=10.0))
         queue = AdmissionQueue(admission)
-        queue.push(ticket(1), A, ANY, 0.0)
-        queue.push(ticket(2), B, ANY, 4.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 0.0)
+        queue.push(ticket(2), B, DEFAULT_DEMAND, 4.0)
         admission.configured(Limits(queue_wait_s=3.0), Policy())
 
         assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
@@ -131,7 +134,7 @@ class TestExpiry:
 
     def test_a_budget_ends_before_the_patience_of_all(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
-        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(1), A, DEFAULT_DEMAND, 0.0)
         queue.push(ticket(2), A, Demand(budget_s=3.0), 1.0)
         queue.push(ticket(3), B, Demand(budget_s=99.0), 2.0)
         assert queue.deadline() == 4.0
@@ -142,7 +145,7 @@ class TestExpiry:
     def test_a_budget_of_a_request_that_left_wakes_nobody(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
         queue.push(ticket(1), A, Demand(budget_s=1.0), 0.0)
-        queue.push(ticket(2), A, ANY, 0.0)
+        queue.push(ticket(2), A, DEFAULT_DEMAND, 0.0)
         queue.remove(ticket(1))
 
         assert queue.deadline() == 10.0
@@ -153,7 +156,7 @@ class TestExpiry:
             queue.push(ticket(number), A, Demand(priority), 0.0)
 
         assert [queue.ahead(A, Demand(priority)) for priority in (HIGH, NORMAL, LOW)] == [1, 3, 4]
-        assert queue.ahead(B, ANY) == 0
+        assert queue.ahead(B, DEFAULT_DEMAND) == 0
 
 
 class TestRecentWaits:
@@ -228,8 +231,8 @@ class TestCost:
         """CPU time of 200 rounds of push, peek, remove and pop beside `queued` others; the best of five."""
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=10**6, queue_per_model=10**6)))
         for number in range(queued):
-            queue.push(ticket(number), ModelId(f"m{number % 100}"), ANY, float(number))
-        queue.push(ticket(-1), ModelId("m0"), ANY, float(queued))
+            queue.push(ticket(number), ModelId(f"m{number % 100}"), DEFAULT_DEMAND, float(number))
+        queue.push(ticket(-1), ModelId("m0"), DEFAULT_DEMAND, float(queued))
         best = math.inf
         for attempt in range(5):
             started = time.process_time()
@@ -241,7 +244,7 @@ class TestCost:
                 queue.remove(fresh)
                 served = queue.pop(ModelId("m2"))
                 if served is not None:
-                    queue.push(served.ticket, ModelId("m2"), ANY, float(queued))
+                    queue.push(served.ticket, ModelId("m2"), DEFAULT_DEMAND, float(queued))
             best = min(best, time.process_time() - started)
         queue.check()
         return best
@@ -253,7 +256,7 @@ class TestCost:
         queue = AdmissionQueue()
         queue.push(ticket(0), A, Demand(HIGH), 0.0)
         for number in range(1, 1000):
-            queue.push(ticket(number), A, ANY, 0.0)
+            queue.push(ticket(number), A, DEFAULT_DEMAND, 0.0)
             queue.remove(ticket(number))
             queue.check()
 

@@ -11,12 +11,12 @@ import pytest
 
 from supervisor.core.events import (
     LeaseLost,
-    LoadAsked,
     LoadCancelled,
-    PinAsked,
+    LoadRequested,
+    PinRequested,
     Respecified,
-    ShutdownAsked,
-    UnloadAsked,
+    ShutdownRequested,
+    UnloadRequested,
 )
 from supervisor.core.types import (
     Crash,
@@ -54,20 +54,20 @@ def busy(world: World, spec: ModelSpec = CONFIGURED) -> None:
 def overridden(world: World) -> None:
     loaded(world)
     world.post(Respecified(OVERRIDDEN))
-    world.post(LoadAsked(A))
+    world.post(LoadRequested(A))
     world.run(10)
     assert world.state("a") == "ready"
 
 
 def unloaded_with_overrides(world: World) -> None:
     overridden(world)
-    world.post(UnloadAsked(A, spec=CONFIGURED))
+    world.post(UnloadRequested(A, spec=CONFIGURED))
 
 
 def drained_with_overrides(world: World) -> None:
     overridden(world)
     ticket = world.request("a")
-    world.post(UnloadAsked(A, spec=CONFIGURED))
+    world.post(UnloadRequested(A, spec=CONFIGURED))
     world.run(1)
     assert world.scheduler.state.models[A].life.reason == "unloaded by an operator"
     world.finish(ticket)
@@ -148,9 +148,9 @@ def changed(world: World) -> None:
 
 def changed_while_it_is_unloaded(world: World) -> None:
     busy(world)
-    world.post(UnloadAsked(A))
+    world.post(UnloadRequested(A))
     world.configure(OVERRIDDEN, OTHER)
-    world.post(UnloadAsked(A, force=True))
+    world.post(UnloadRequested(A, force=True))
 
 
 def leased_by_others(world: World) -> None:
@@ -182,13 +182,13 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
     # action: what is done, the state that `ps` shows, its reason, and a decision that `why` has
     "load": (loaded, "ready", r"loaded in 2\.0 s", ("ready", r"loaded in")),
     "unload": (
-        after(loaded, UnloadAsked(A)),
+        after(loaded, UnloadRequested(A)),
         "stopped",
         "unloaded by an operator",
         ("stop", "unloaded by an operator"),
     ),
     "unload by force": (
-        after(busy, UnloadAsked(A, force=True)),
+        after(busy, UnloadRequested(A, force=True)),
         "stopped",
         "unloaded by an operator",
         ("stop", "unloaded by an operator"),
@@ -207,7 +207,7 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
         ("drain", "unloaded by an operator; 1 in flight"),
     ),
     "restart for a flush": (
-        after(loaded, UnloadAsked(A, reason="restarted to flush its cache")),
+        after(loaded, UnloadRequested(A, reason="restarted to flush its cache")),
         "stopped",
         "restarted to flush its cache",
         ("stop", "restarted to flush its cache"),
@@ -224,8 +224,8 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
         "nobody waits for it any more",
         ("cancel", "load cancelled: nobody waits for it any more"),
     ),
-    "pin": (after(loaded, PinAsked(A, pin=True)), "ready", "loaded in", ("pin", "asked by an operator")),
-    "unpin": (after(loaded, PinAsked(A, pin=False)), "ready", "loaded in", ("unpin", "asked by an operator")),
+    "pin": (after(loaded, PinRequested(A, pin=True)), "ready", "loaded in", ("pin", "asked by an operator")),
+    "unpin": (after(loaded, PinRequested(A, pin=False)), "ready", "loaded in", ("unpin", "asked by an operator")),
     "eviction": (evicted, "stopped", "evicted for b", ("evicted", "made room for b: needs 10000 MiB")),
     "eviction of a busy model": (evicted_while_busy, "stopped", "evicted for b", ("evicted", "makes room for b")),
     "max_loaded": (beyond_a_limit_by_type, "stopped", "evicted for b", ("evicted", "made room for b: .*llm")),
@@ -272,7 +272,7 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
         ("stop", "unloaded by an operator"),
     ),
     "shutdown": (
-        after(loaded, ShutdownAsked()),
+        after(loaded, ShutdownRequested()),
         "stopped",
         "llmux is shutting down",
         ("stop", "llmux is shutting down"),
@@ -318,7 +318,7 @@ class TestEveryAction:
         world.configure(CONFIGURED, replace(OTHER, pin=True), limits=Limits(queue_wait_s=30.0))
         world.request("b")
         world.run(5)
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(60)
         found = world.scheduler.state.models[A]
         assert world.state("a") == "stopped"

@@ -21,23 +21,23 @@ from supervisor.core.effects import Effect, Reject, StopWorker
 from supervisor.core.events import (
     ClientsRead,
     Event,
-    HandoverAsked,
     HandoverEnded,
+    HandoverRequested,
     LeaseEnded,
     LeaseLost,
     LeaseRenewed,
     LeaseRestored,
     LeasesSeen,
-    LoadAsked,
     LoadCancelled,
+    LoadRequested,
     Mishandled,
-    PinAsked,
+    PinRequested,
     RequestArrived,
     RequestFinished,
     Respecified,
-    ShutdownAsked,
+    ShutdownRequested,
     Tick,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
     WorkerExited,
     WorkerReady,
@@ -237,10 +237,10 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "arrived, and loads": lambda w: w.request("away"),
     "finished": lambda w: w.finish(min(w.dispatched)),
     "finished in the queue": lambda w: w.finish(min(set(w.open) - set(w.dispatched))),
-    "load asked": lambda w: w.post(LoadAsked(AWAY)),
-    "unload asked": lambda w: w.post(UnloadAsked(IDLE)),
+    "load asked": lambda w: w.post(LoadRequested(AWAY)),
+    "unload asked": lambda w: w.post(UnloadRequested(IDLE)),
     "load cancelled": lambda w: w.post(LoadCancelled(ModelId("slow"))),
-    "pin asked": lambda w: w.post(PinAsked(IDLE, pin=True)),
+    "pin asked": lambda w: w.post(PinRequested(IDLE, pin=True)),
     "respecified": lambda w: w.post(Respecified(model("idle", 1500, definition="other"))),
     "ready": lambda w: w.post(WorkerReady(*record(w, "slow").holder)),
     "unready": lambda w: w.post(WorkerUnready(*record(w, "idle").holder, "silent")),
@@ -249,8 +249,8 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "not to be killed": lambda w: w.not_to_be_killed(record(w, "idle").holder),
     "sampled": lambda w: w.sample(),
     "tick": later,
-    "shutdown": lambda w: w.post(ShutdownAsked()),
-    "successor": lambda w: w.post(HandoverAsked()),
+    "shutdown": lambda w: w.post(ShutdownRequested()),
+    "successor": lambda w: w.post(HandoverRequested()),
     "no successor": lambda w: w.post(HandoverEnded()),
     "adopted": adopt,
     "lease asked": lambda w: w.lease("job 2", 500, devices=(OTHER,)),
@@ -329,11 +329,11 @@ class TestAModelOverWhichItIsMade:
         world.request("a")
         world.run(3.0)
         self.stumble(world, WorkerUnready(*record(world, "a").holder, "silent"))
-        world.post(LoadAsked(ModelId("a")))
+        world.post(LoadRequested(ModelId("a")))
         assert (world.state("a"), record(world, "a").mistake) == ("ready", None)
 
     def test_it_is_tried_again_by_itself(self, world):
-        self.stumble(world, LoadAsked(ModelId("a")))
+        self.stumble(world, LoadRequested(ModelId("a")))
         assert world.state("a") == "failed"
         world.run(590.0)
         assert world.state("a") == "failed"
@@ -384,7 +384,7 @@ class TestAMistakeEachTime:
     def test_no_more_models_than_are_concerned_fail(self, world, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(operators, "load", lambda *_: 1 / 0)
-            event, _ = self.recovered(world, LoadAsked(ModelId("a")))
+            event, _ = self.recovered(world, LoadRequested(ModelId("a")))
         assert event == Mishandled(None, (ModelId("a"),), "ZeroDivisionError")
         assert (world.state("a"), world.state("cursed")) == ("failed", "stopped")
 

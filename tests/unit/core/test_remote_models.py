@@ -8,13 +8,13 @@ from supervisor.core.effects import Alert, CutRequest, Dispatch, Reject, StartWo
 from supervisor.core.events import (
     Configured,
     DeviceSample,
-    LoadAsked,
+    LoadRequested,
     MemorySampled,
     RequestArrived,
     RequestFinished,
-    ShutdownAsked,
+    ShutdownRequested,
     Tick,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
     WorkerExited,
     WorkerReady,
@@ -179,9 +179,9 @@ class TestUnready:
         assert ready.record().life.reason == "answers again"
 
     def test_late_news_is_dropped(self, ready):
-        ready.do(UnloadAsked(FAR))
+        ready.do(UnloadRequested(FAR))
         ready.do(WorkerExited(FAR, FIRST))
-        ready.do(LoadAsked(FAR))
+        ready.do(LoadRequested(FAR))
         ready.do(WorkerReady(FAR, Generation(2)))
         ready.do(WorkerUnready(FAR, FIRST, "it was down"))
         assert ready.record().answering
@@ -191,7 +191,7 @@ class TestEnd:
     """It is let go after its answers, and comes back with the next request."""
 
     def test_unload(self, ready):
-        assert [stop.model for stop in of_kind(ready.do(UnloadAsked(FAR)), StopWorker)] == [FAR]
+        assert [stop.model for stop in of_kind(ready.do(UnloadRequested(FAR)), StopWorker)] == [FAR]
         assert of_kind(ready.do(WorkerExited(FAR, FIRST)), StartWorker) == []
         assert ready.record().state is WorkerState.STOPPED
         _, effects = ready.ask()
@@ -199,13 +199,13 @@ class TestEnd:
 
     def test_after_its_answers(self, ready):
         ticket, _ = ready.ask()
-        assert of_kind(ready.do(UnloadAsked(FAR)), StopWorker) == []
+        assert of_kind(ready.do(UnloadRequested(FAR)), StopWorker) == []
         assert ready.record().state is WorkerState.DRAINING
         assert len(of_kind(ready.do(RequestFinished(ticket)), StopWorker)) == 1
 
     def test_forced(self, ready):
         ticket, _ = ready.ask()
-        effects = ready.do(UnloadAsked(FAR, force=True))
+        effects = ready.do(UnloadRequested(FAR, force=True))
         assert [cut.ticket for cut in of_kind(effects, CutRequest)] == [ticket]
         assert len(of_kind(effects, StopWorker)) == 1
 
@@ -215,7 +215,7 @@ class TestEnd:
         assert FAR not in ready.scheduler.state.models
 
     def test_shutdown(self, ready):
-        assert len(of_kind(ready.do(ShutdownAsked()), StopWorker)) == 1
+        assert len(of_kind(ready.do(ShutdownRequested()), StopWorker)) == 1
 
 
 class TestByWorker:
@@ -238,7 +238,7 @@ class TestByWorker:
         assert [*ready.record().in_flight] == [ticket]
 
     def test_what_cant_be_ended_blocks_no_device(self, ready):
-        ready.do(UnloadAsked(FAR))
+        ready.do(UnloadRequested(FAR))
         effects = ready.do(WorkerUnkillable(FAR, FIRST, "it is stuck"))
         assert of_kind(effects, Alert) == []
         _, effects = ready.ask()

@@ -8,12 +8,12 @@ import pytest
 
 from supervisor.core.effects import Decided, Dispatch, Reject, StartWorker
 from supervisor.core.events import (
-    LoadAsked,
     LoadCancelled,
-    PinAsked,
+    LoadRequested,
+    PinRequested,
     RequestArrived,
     RequestFinished,
-    UnloadAsked,
+    UnloadRequested,
     WorkerAdopted,
 )
 from supervisor.core.replicas import expanded, touched
@@ -95,7 +95,7 @@ class TestHowMany:
 
     def test_an_operator_loads_all(self, world):
         several(world, replicas=2)
-        world.post(LoadAsked(ModelId(M)))
+        world.post(LoadRequested(ModelId(M)))
         world.run(10.0)
         assert loaded(world) == {M, "m#2"}
 
@@ -249,7 +249,7 @@ class TestTogether:
         assert world.state("other") == "ready", "nobody goes for the replica that is missing"
 
     def test_unload_ends_all_and_a_request_brings_them_back(self, two):
-        two.post(UnloadAsked(ModelId(M), force=True))
+        two.post(UnloadRequested(ModelId(M), force=True))
         two.run(5.0)
         assert loaded(two) == set()
         two.run(100.0)
@@ -259,7 +259,7 @@ class TestTogether:
         assert loaded(two) == {M, "m#2"}
 
     def test_pin_holds_all(self, two):
-        two.post(PinAsked(ModelId(M), True))
+        two.post(PinRequested(ModelId(M), True))
         assert all(two.scheduler.state.models[name].pinned for name in (M, "m#2"))
 
     def test_a_reload_takes_some_away_and_adds_some(self, two):
@@ -333,7 +333,7 @@ class TestLasting:
         several(world)
         tickets = [world.request(M) for _ in range(9)]
         world.run(10)
-        world.post(PinAsked(ModelId(M), True))
+        world.post(PinRequested(ModelId(M), True))
         for ticket in tickets:
             world.finish(ticket)
         world.run(300)
@@ -341,7 +341,7 @@ class TestLasting:
 
     def test_a_pin_counts_for_one_that_a_reload_adds(self, world):
         several(world, replica_max=1)
-        world.post(PinAsked(ModelId(M), True))
+        world.post(PinRequested(ModelId(M), True))
         several(world, replicas=2, replica_max=3)
         models = world.scheduler.state.models
         assert [models[name].pinned for name in (M, "m#2", "m#3")] == [True, True, False]
@@ -375,7 +375,7 @@ class TestTrouble:
         world.run(10)
         world.crash("m#2", Crash(CrashClass.BAD_ARGUMENTS, "x"))
         assert world.state("m#2") == "failed"
-        world.post(LoadAsked(ModelId(M)))
+        world.post(LoadRequested(ModelId(M)))
         world.run(10)
         assert loaded(world) == {M, "m#2"}
 
@@ -383,7 +383,7 @@ class TestTrouble:
         several(world, replicas=2, replica_max=2)
         finish_after(world, world.request(M), 8.0)
         world.run(10)
-        world.post(LoadAsked(ModelId(M)))
+        world.post(LoadRequested(ModelId(M)))
         world.run(10)
         assert Counter(world.starts) == {M: 1, "m#2": 1}
 
@@ -410,7 +410,7 @@ class TestTrouble:
         left = loaded(world) - {"other"}
         assert len(left) == 1
         waiting = [world.request(M) for _ in range(3)]
-        world.post(UnloadAsked(ModelId(M)))
+        world.post(UnloadRequested(ModelId(M)))
         assert not set(waiting) & world.rejected.keys()
 
 
@@ -431,7 +431,7 @@ class TestKnown:
         several(world)
         finish_after(world, world.request(M), 40.0)
         world.run(50)
-        world.post(UnloadAsked(ModelId(M)))
+        world.post(UnloadRequested(ModelId(M)))
         world.run(5)
         ticket = world.request(M, budget_s=5.0)
         assert world.rejected[ticket].code is RejectCode.BUDGET_TOO_SMALL

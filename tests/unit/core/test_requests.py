@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.events import UnloadAsked, WorkerUnkillable, WorkerUnready
+from supervisor.core.events import UnloadRequested, WorkerUnkillable, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId
 from supervisor.engine.ticket import rejection
 from tests.support.simulation import GPU, load, model, record
@@ -62,7 +62,7 @@ def waited_too_long(world):
 def unloaded(world):
     world.configure(HIDDEN)
     queued = world.request("hidden")
-    world.post(UnloadAsked(ModelId("hidden")))
+    world.post(UnloadRequested(ModelId("hidden")))
     return (queued,)
 
 

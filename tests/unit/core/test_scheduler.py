@@ -9,17 +9,17 @@ from supervisor.core.effects import Alert, Learn, StopWorker
 from supervisor.core.events import (
     Configured,
     DeviceSample,
-    LoadAsked,
+    LoadRequested,
     MemorySampled,
-    ShutdownAsked,
-    UnloadAsked,
+    ShutdownRequested,
+    UnloadRequested,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
     WorkerUnready,
 )
 from supervisor.core.types import (
-    ASKED,
+    MODEL_PLACEHOLDER,
     Crash,
     CrashClass,
     DeviceId,
@@ -338,7 +338,7 @@ class TestCrash:
         assert world.rejected[ticket].code is RejectCode.MODEL_FAILED
         at_once = world.request("a")
         assert "exited with 3. " in world.rejected[at_once].message
-        assert f"llmux load {ASKED}" in world.rejected[at_once].message
+        assert f"llmux load {MODEL_PLACEHOLDER}" in world.rejected[at_once].message
         assert "last line" not in str(world.rejected), "a log is for operators"
         assert "last line" in record(world, "a").life.reason
 
@@ -388,7 +388,7 @@ class TestCrash:
         world.configure(model("a", 4000))
         world.request("a")
         world.run(60)
-        world.post(UnloadAsked(ModelId("a")))
+        world.post(UnloadRequested(ModelId("a")))
         world.run(2000)
         assert world.starts == ["a"] * 5
 
@@ -412,7 +412,7 @@ class TestCrash:
         world.request("a")
         world.run(60)
         world.crash_on_start = lambda _model: None
-        world.post(LoadAsked(ModelId("a")))
+        world.post(LoadRequested(ModelId("a")))
         world.run(3)
         assert world.state("a") == "ready"
 
@@ -492,7 +492,7 @@ class TestCrash:
         world.run(3)
         world.finish(ticket)
         world.exit_s = 100.0
-        world.post(UnloadAsked(ModelId("a")))
+        world.post(UnloadRequested(ModelId("a")))
         world.post(WorkerUnkillable(ModelId("a"), Generation(1), "still there 5 s after SIGKILL"))
         assert world.request("a") in world.rejected
         assert world.request("b") in world.rejected
@@ -509,7 +509,7 @@ class TestOperators:
         world.configure(model("a", 4000))
         ticket = world.request("a")
         world.run(3)
-        world.post(UnloadAsked(ModelId("a")))
+        world.post(UnloadRequested(ModelId("a")))
         assert world.state("a") == "draining"
         world.run(31)
         assert world.cut == [ticket]
@@ -519,7 +519,7 @@ class TestOperators:
         world.configure(model("a", 4000))
         ticket = world.request("a")
         world.run(3)
-        world.post(UnloadAsked(ModelId("a"), force=True))
+        world.post(UnloadRequested(ModelId("a"), force=True))
         assert world.cut == [ticket]
         assert any(isinstance(effect, StopWorker) and effect.force for effect in world.effects)
 
@@ -574,7 +574,7 @@ class TestOperators:
         world.configure(model("a", 4000), model("b", 4000))
         running = world.request("a")
         world.run(3)
-        world.post(ShutdownAsked())
+        world.post(ShutdownRequested())
         refused = world.request("b")
         assert world.rejected[refused].code is RejectCode.SHUTTING_DOWN
         world.finish(running)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.events import (
-    LoadAsked,
+    LoadRequested,
     Respecified,
-    UnloadAsked,
+    UnloadRequested,
     WorkerUnkillable,
 )
 from supervisor.core.types import (
@@ -56,7 +56,7 @@ class TestCrashes:
         world.configure(model("a", 4000))
         load(world, "a")
         world.return_s = 3.0
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(1)
         assert world.alive == {}
         world.post(WorkerUnkillable(A, ONE, "still there"))
@@ -163,7 +163,7 @@ class TestOperators:
         world.configure(model("a", 10000), model("b", 10000), limits=Limits(queue_wait_s=100.0))
         world.request("a")
         world.run(35)
-        world.post(LoadAsked(B))
+        world.post(LoadRequested(B))
         assert world.state("a") == "draining"
         world.run(101)
         assert world.state("a") == "ready"
@@ -175,12 +175,12 @@ class TestOperators:
         ticket = world.request("a")
         world.run(3)
         world.post(Respecified(model("a", 5000, definition="new")))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.post(Respecified(model("a", 4000)))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         assert world.state("a") == "ready"
         world.finish(ticket)
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(5)
         assert world.state("a") == "stopped"
 
@@ -188,7 +188,7 @@ class TestOperators:
         world.configure(model("a", 4000))
         load(world, "a")
         world.exit_s = 2.0
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.configure(model("a", 4000, definition="new"))
         world.run(10)
         assert world.state("a") == "stopped"

@@ -10,9 +10,9 @@ from supervisor.core.effects import Learn
 from supervisor.core.events import (
     Configured,
     DeviceSample,
-    LoadAsked,
+    LoadRequested,
     MemorySampled,
-    UnloadAsked,
+    UnloadRequested,
     WorkerExited,
     WorkerSample,
 )
@@ -76,7 +76,7 @@ class TestMemoryThatIsBackAtTheExit:
         world.return_s = 1e9
         world.configure(model("a", 4000, devices=(GPU1,)))
         load(world, "a")
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(3)
         assert world.state("a") == "stopping"
         world.post(Configured((model("a", 4000),), (DeviceSpec(GPU, 16384, 512),)))
@@ -118,7 +118,7 @@ class TestClaims:
         world.run(35)
         waiting = world.request("b")
         assert world.state("a") == "draining"
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(1)
         world.finish(running)
         world.run(4)
@@ -132,14 +132,14 @@ class TestClaims:
         running = world.request("a")
         world.run(35)
         waiting = world.request("b")
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.finish(waiting)
         assert world.state("a") == "ready"
         world.finish(running)
-        world.post(UnloadAsked(B))
+        world.post(UnloadRequested(B))
         load(world, "b")
         assert world.loaded() == {"b"}
-        world.post(UnloadAsked(B))
+        world.post(UnloadRequested(B))
         world.run(5)
         assert world.loaded() == set()
 
@@ -229,7 +229,7 @@ class TestRunningOutOfMemory:
         assert self.learned(short) == [(GPU, 5000)]
         (raised,) = [reason for kind, reason in short.reasons("a") if kind == "raise"]
         assert raised == "ran out of memory while loading; tried once more, with 5000 MiB on gpu0 instead of 4000"
-        short.post(UnloadAsked(A))
+        short.post(UnloadRequested(A))
         short.run(1)
         self.load(short)
         assert short.leases == [4000, 5000, 5000]
@@ -272,7 +272,7 @@ class TestRunningOutOfMemory:
         short.configure(model("a", 4000))
         short.request("a")
         short.run(10)
-        short.post(LoadAsked(A))
+        short.post(LoadRequested(A))
         short.run(10)
         assert short.leases == [4000, 5000, 5000]
         assert short.state("a") == "failed"
@@ -280,7 +280,7 @@ class TestRunningOutOfMemory:
     def test_after_a_success_it_may_be_raised_again(self, short):
         short.configure(model("a", 4000))
         self.load(short)
-        short.post(UnloadAsked(A))
+        short.post(UnloadRequested(A))
         short.run(1)
         short.needs = 6000
         self.load(short)
@@ -353,7 +353,7 @@ class TestForgetting:
         ticket = world.request("a")
         world.run(3)
         world.configure()
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         assert world.state("a") == "draining"
         world.finish(ticket)
         world.run(2)

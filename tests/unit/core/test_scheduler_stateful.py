@@ -19,20 +19,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from supervisor.core.admission import POLICIES
 from supervisor.core.demand import AnswerTimes
 from supervisor.core.events import (
-    HandoverAsked,
     HandoverEnded,
+    HandoverRequested,
     LeaseEnded,
     LeaseLost,
     LeaseRenewed,
     LeasesSeen,
-    LoadAsked,
     LoadCancelled,
+    LoadRequested,
     MemorySampled,
-    PinAsked,
+    PinRequested,
     RequestFinished,
     Respecified,
-    ShutdownAsked,
-    UnloadAsked,
+    ShutdownRequested,
+    UnloadRequested,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
@@ -321,7 +321,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(name=names)
     def load(self, name: str) -> None:
-        self.world.post(LoadAsked(ModelId(name)))
+        self.world.post(LoadRequested(ModelId(name)))
 
     @rule(data=st.data())
     def cancel_load(self, data: st.DataObject) -> None:
@@ -330,18 +330,18 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(name=names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
-        self.world.post(UnloadAsked(ModelId(name), force))
+        self.world.post(UnloadRequested(ModelId(name), force))
 
     @rule(name=names, pin=st.booleans())
     def pin(self, name: str, pin: bool) -> None:
         self.may_refuse = self.may_refuse or pin
-        self.world.post(PinAsked(ModelId(name), pin))
+        self.world.post(PinRequested(ModelId(name), pin))
 
     @rule(mib=st.sampled_from([3000, 5000]), load=st.booleans())
     def respecify(self, mib: int, load: bool) -> None:
         self.world.post(Respecified(small(self.changed, mib, f"small with {mib}")))
         if load:
-            self.world.post(LoadAsked(ModelId("small")))
+            self.world.post(LoadRequested(ModelId("small")))
 
     @rule(changed=st.integers(0, 11))
     def reload(self, changed: int) -> None:
@@ -375,7 +375,7 @@ class Scheduling(RuleBasedStateMachine):
     @precondition(lambda self: not self.shutting_down and self.world.now > 1100)
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0]))
     def has_no_successor_after_all(self, seconds: float) -> None:
-        self.world.post(HandoverAsked())
+        self.world.post(HandoverRequested())
         self.world.run(seconds)
         self.world.post(HandoverEnded())
 
@@ -383,7 +383,7 @@ class Scheduling(RuleBasedStateMachine):
     def shut_down(self, really: int) -> None:
         if really == 0:
             self.shutting_down = True
-            self.world.post(ShutdownAsked())
+            self.world.post(ShutdownRequested())
 
     # --------------------------------------------------------------------------------------------------------- the end
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import placement
-from supervisor.core.events import Configured, Event, MemorySampled, UnloadAsked, WorkerAdopted
+from supervisor.core.events import Configured, Event, MemorySampled, UnloadRequested, WorkerAdopted
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, DeviceId, DeviceSpec, Limits, ModelId, Policy, WorkerState
 from tests.support.simulation import GPU, World, guessed, load, model, record
@@ -33,7 +33,7 @@ class TestUnevenlyDivided:
             GPU: 13000,
             GPU1: 10000,
         }
-        world.post(UnloadAsked(ModelId("spread")))
+        world.post(UnloadRequested(ModelId("spread")))
         world.run(2)
         assert record(world, "spread").state is WorkerState.STOPPED
         load(world, "spread")
@@ -127,7 +127,7 @@ class TestInParts:
         load(world, "apart")
         learned = {device: footprint.mib for device, footprint in record(world, "apart").spec.learned.items()}
         assert learned == {GPU: 30500, GPU1: 30500}
-        world.post(UnloadAsked(ModelId("apart")))
+        world.post(UnloadRequested(ModelId("apart")))
         world.run(2)
         load(world, "apart")
         assert sum(self.leased(world).values()) == 30500

@@ -244,10 +244,10 @@ def idle(world: Serving) -> set[tuple[DeviceId, str]]:
     }
     waiting = {world.open[ticket] for ticket in world.open.keys() - world.begun.keys()}
     state = world.scheduler.state
-    served = {found.id for found in models if found.has_worker or _are_leaving(state.claims(found.id), state.models)}
+    served = {found.id for found in models if found.has_worker or _are_stopping(state.claims(found.id), state.models)}
     return {(device, name) for device in world.totals.keys() - moving for name in waiting - served}
 
 
-def _are_leaving(claims: tuple[ModelId, ...], models: dict[ModelId, ModelState]) -> bool:
+def _are_stopping(claims: tuple[ModelId, ...], models: dict[ModelId, ModelState]) -> bool:
     """Is its place being made elsewhere?"""
     return any(models[name].state is WorkerState.STOPPING for name in claims)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.lifecycle import TABLE, ImpossibleTransitionError, Trigger, advance
-from supervisor.core.model_state import Change, Drain, Life, ModelState, Wish
+from supervisor.core.model_state import Change, Drain, Life, LoadIntent, ModelState
 from supervisor.core.types import HAS_WORKER, Crash, CrashClass, ModelId, StopCause, WorkerState
 from tests.support.cases import cases
 from tests.support.simulation import World, model
@@ -50,7 +50,11 @@ class TestTransitions:
             for (start, trigger), transition in TABLE.items()
         ]
         assert {trigger for had, has, trigger in rows if has and not had} == {Trigger.START}
-        assert {trigger for had, has, trigger in rows if had and not has} == {Trigger.GONE, Trigger.CRASH, Trigger.FAIL}
+        assert {trigger for had, has, trigger in rows if had and not has} == {
+            Trigger.RELEASED,
+            Trigger.CRASH,
+            Trigger.FAIL,
+        }
 
 
 class TestCheck:
@@ -71,7 +75,7 @@ class TestCheck:
         [
             ({"worker": None}, "a worker iff the state has one"),
             ({"drain": Drain(StopCause.OPERATOR, "x", 1.0, 2.0)}, "a drain iff DRAINING"),
-            ({"wish": Wish(asked_at=1.0)}, "wished for although it is ready"),
+            ({"load_intent": LoadIntent(asked_at=1.0)}, "wished for although it is ready"),
             ({"claimed_by": ModelId("b")}, "claimed by a model that does not wait for it"),
             ({"change": Change(None)}, "a change waits for a worker that goes"),
             ({"keep_alive_at": 1.0}, "a time that no timer waits for"),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.demand import HIGH, LOW, NORMAL
-from supervisor.core.events import PinAsked, UnloadAsked
+from supervisor.core.events import PinRequested, UnloadRequested
 from supervisor.core.types import Limits, ModelId, Policy
-from supervisor.core.waiting import awaited
+from supervisor.core.waiting import wait_reason
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record
 
@@ -81,16 +81,16 @@ class TestKeepAliveOfARequest:
     def test_nor_an_operator(self, world):
         world.configure(model("a", 4000))
         answer(world, "a", keep_alive_s=1000.0)
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         assert world.state("a") == "stopping"
 
     def test_a_pin_suspends_it(self, world):
         world.configure(model("a", 4000, keep_alive_s=10.0))
         answer(world, "a", keep_alive_s=20.0)
-        world.post(PinAsked(A, pin=True))
+        world.post(PinRequested(A, pin=True))
         world.run(100.0)
         assert world.state("a") == "ready"
-        world.post(PinAsked(A, pin=False))
+        world.post(PinRequested(A, pin=False))
         world.run(0.1)
         assert world.state("a") == "stopping"
 
@@ -181,7 +181,7 @@ class TestHold:
         assert urgent in rivals.dispatched
 
     def test_an_operator_unloads_it(self, rivals):
-        rivals.post(UnloadAsked(A))
+        rivals.post(UnloadRequested(A))
         assert rivals.state("a") == "stopping"
 
     def test_the_end_of_its_keep_alive_waits_for_it(self, world):
@@ -193,7 +193,7 @@ class TestHold:
         assert world.loaded() == set()
 
     def test_a_pin_suspends_it_and_more(self, rivals):
-        rivals.post(PinAsked(A, pin=True))
+        rivals.post(PinRequested(A, pin=True))
         refused = rivals.request("b")
         rivals.run(1.0)
         assert "pinned a" in rivals.rejected[refused].message.replace("{model}", "b")
@@ -376,7 +376,7 @@ class TestWhoUsedItLast:
     def test_what_the_request_is_told(self, world):
         self.used(world, asked_s=50.0)
         world.request("b", LOW)
-        assert awaited(world.scheduler.state, record(world, "b")).what == "a, last used by more urgent requests"
+        assert wait_reason(world.scheduler.state, record(world, "b")).what == "a, last used by more urgent requests"
 
     @pytest.mark.parametrize(("later_s", "goes"), [(1.0, "low"), (59.0, "low"), (200.0, "high")])
     def test_the_least_urgent_goes_first(self, world, later_s, goes):

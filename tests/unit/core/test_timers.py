@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.effects import StopWorker
-from supervisor.core.events import LoadAsked, PinAsked, UnloadAsked, WorkerReady, WorkerUnready
+from supervisor.core.events import LoadRequested, PinRequested, UnloadRequested, WorkerReady, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId
 from tests.support.simulation import GPU, World, load, model, record
 
@@ -27,10 +27,10 @@ class TestKeepAlive:
     def test_a_pinned_model_stays_until_it_is_unpinned(self, world):
         world.configure(model("a", 4000, keep_alive_s=10.0))
         load(world, "a")
-        world.post(PinAsked(A, pin=True))
+        world.post(PinRequested(A, pin=True))
         world.run(30)
         assert world.loaded() == {"a"}
-        world.post(PinAsked(A, pin=False))
+        world.post(PinRequested(A, pin=False))
         world.run(1)
         assert world.loaded() == set()
 
@@ -70,7 +70,7 @@ class TestGivingUp:
         world.configure(model("a", 12000), model("b", 12000), limits=Limits(queue_wait_s=20.0))
         world.request("b")
         world.run(3)
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(19)
         assert "give_up" not in kinds(world)
         world.run(2)
@@ -80,7 +80,7 @@ class TestGivingUp:
     def test_not_while_it_loads(self, world):
         world.load_s = 30.0
         world.configure(model("a", 4000), limits=Limits(queue_wait_s=20.0))
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(31)
         assert world.loaded() == {"a"}
 
@@ -95,7 +95,7 @@ class TestCancelledLoads:
         ticket = world.request("a")
         world.run(11)
         world.finish(ticket)
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(2)
         again = world.request("a")
         world.run(after_s)
@@ -132,7 +132,7 @@ class TestWordsAboutNobody:
     def test_a_model_that_does_not_exist(self, world):
         nobody = ModelId("nobody")
         world.configure(model("a", 4000))
-        for event in (UnloadAsked(nobody), PinAsked(nobody, pin=True), LoadAsked(nobody)):
+        for event in (UnloadRequested(nobody), PinRequested(nobody, pin=True), LoadRequested(nobody)):
             world.post(event)
         assert set(world.scheduler.state.models) == {"a"}
 
@@ -140,8 +140,8 @@ class TestWordsAboutNobody:
         world.exit_s = 100.0
         world.configure(model("a", 4000))
         load(world, "a")
-        world.post(UnloadAsked(A))
-        world.post(UnloadAsked(A, force=True))
+        world.post(UnloadRequested(A))
+        world.post(UnloadRequested(A, force=True))
         stops = [effect.force for effect in world.effects if isinstance(effect, StopWorker)]
         assert stops == [False, True]
 
@@ -149,17 +149,17 @@ class TestWordsAboutNobody:
         world.return_s = 100.0
         world.configure(model("a", 4000))
         load(world, "a")
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(1)
         assert record(world, "a").exited
-        world.post(UnloadAsked(A, force=True))
+        world.post(UnloadRequested(A, force=True))
         assert len([effect for effect in world.effects if isinstance(effect, StopWorker)]) == 1
 
     def test_a_device_that_is_taken_away_while_memory_returns(self, world):
         world.return_s = 100.0
         world.configure(model("a", 4000))
         load(world, "a")
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.run(1)
         assert world.scheduler.state.ledger.holds_any(A)
         world.totals = {}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.effects import LearnLoad
-from supervisor.core.events import UnloadAsked
+from supervisor.core.events import UnloadRequested
 from supervisor.core.types import Crash, CrashClass, ModelId
-from supervisor.core.waiting import Forecast, WaitKind, awaited, forecast
+from supervisor.core.waiting import Forecast, WaitKind, forecast, wait_reason
 from tests.support.simulation import World, load, model, rivals
 
 A, B = ModelId("a"), ModelId("b")
@@ -22,7 +22,7 @@ def world():
 
 def told(world, name):
     state = world.scheduler.state
-    found = awaited(state, state.models[name])
+    found = wait_reason(state, state.models[name])
     return found.kind, found.what, found.others
 
 
@@ -68,7 +68,7 @@ class TestAwaited:
     def test_the_end_of_its_own_worker(self, world):
         world.request("a")
         world.run(6)
-        world.post(UnloadAsked(A))
+        world.post(UnloadRequested(A))
         world.request("a")
         assert told(world, A) == (WaitKind.DRAIN, "its last worker to end its requests", ())
 
@@ -78,7 +78,7 @@ class TestAwaited:
         world.crash("a", Crash(CrashClass.UNKNOWN, "it ended", quote="somebody's prompt"))
         kind, what, _ = told(world, A)
         assert (kind, what) == (WaitKind.CRASH, "the next try after a crash")
-        assert foretold(world, A).told.startswith("in ")
+        assert foretold(world, A).text.startswith("in ")
 
     def test_a_turn_behind_many(self):
         world = World(load_s=60.0)
@@ -101,7 +101,7 @@ class TestForecast:
     @staticmethod
     def unloaded_again(world):
         load(world, "a")
-        world.post(UnloadAsked(A, force=True))
+        world.post(UnloadRequested(A, force=True))
         world.run(3)
 
     def test_later_load(self, world):
@@ -110,7 +110,7 @@ class TestForecast:
         world.run(1)
         found = foretold(world, A)
         assert found.eta_s == pytest.approx(3.0, abs=0.3)
-        assert found.told in {"about 3 s", "about 4 s"}
+        assert found.text in {"about 3 s", "about 4 s"}
 
     def test_a_load_that_an_earlier_daemon_timed(self, world):
         known = replace(model("c", 4000), load_s=3.0)
@@ -118,11 +118,11 @@ class TestForecast:
         world.request("c")
         world.run(1)
         found = foretold(world, "c")
-        assert (found.eta_s, found.told) == (pytest.approx(2.0, abs=0.3), "about 2 s")
+        assert (found.eta_s, found.text) == (pytest.approx(2.0, abs=0.3), "about 2 s")
         world.run(6)
         timed = LearnLoad("c", "c", pytest.approx(4.0, abs=0.3))
         assert [effect for effect in world.effects if isinstance(effect, LearnLoad)] == [timed], "the new one is kept"
-        assert foretold(world, "d").told.endswith("then about 3 s")
+        assert foretold(world, "d").text.endswith("then about 3 s")
 
     def test_an_overdue_load_promises_nothing(self, world):
         self.unloaded_again(world)
@@ -137,7 +137,7 @@ class TestForecast:
         world.configure(larger, model("b", 9000))
         world.request("a")
         world.run(1)
-        assert foretold(world, A).told == "first load with these settings, no estimate yet"
+        assert foretold(world, A).text == "first load with these settings, no estimate yet"
 
     def test_behind_another_model(self, world):
         world.request("a")

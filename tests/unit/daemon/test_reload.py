@@ -37,7 +37,7 @@ async def begun(reloader: Reloader, cause: str) -> asyncio.Task:
 
 async def has_begun(reloader: Reloader) -> None:
     """Until nobody waits for his turn."""
-    while reloader._wish is not None:
+    while reloader._next_request is not None:
         await asyncio.sleep(0)
 
 

@@ -76,7 +76,7 @@ class Site:
 
     async def load(self) -> None:
         self.engine.starts()
-        assert await self.shared.gate(StartWorker(*HOLDER, (GPU,), (500,))) is None
+        assert await self.shared.lease_for_start(StartWorker(*HOLDER, (GPU,), (500,))) is None
 
     async def after(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -108,14 +108,14 @@ class TestStart:
     async def test_a_refusal_is_not_the_models_fault(self, site):
         site.engine.starts()
         site.store.full = True
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
+        crash = await site.shared.lease_for_start(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert crash.kind is CrashClass.HOST
 
     async def test_nor_is_a_store_that_is_away(self, site):
         site.engine.starts()
         site.store.away = True
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
+        crash = await site.shared.lease_for_start(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert "can't be reached" in crash.summary
         assert site.seen().trouble is not None
@@ -123,11 +123,11 @@ class TestStart:
     async def test_nor_is_one_that_has_just_begun(self, site):
         site.store.has_just_begun = True
         site.engine.starts()
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
+        crash = await site.shared.lease_for_start(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert "just begun" in crash.summary
         assert "just begun" in (site.seen().trouble or "")
-        site.engine.leases = [Lease(HOLDER, GPU, Phase.HELD, 500, 1000.0)]
+        site.engine.leases = [Lease(HOLDER, GPU, Phase.IN_USE, 500, 1000.0)]
         await site.after(1)  # what runs goes on
         assert len(site.store.fields) == 1
         assert site.lost() == []
@@ -173,7 +173,7 @@ class TestKeep:
         assert list(site.store.fields.values()) == [500]
 
     async def test_one_that_was_handed_over_is_taken(self, site):
-        site.engine.leases = [Lease(HOLDER, GPU, Phase.HELD, 500, 1000.0)]
+        site.engine.leases = [Lease(HOLDER, GPU, Phase.IN_USE, 500, 1000.0)]
         await site.after(1)
         assert list(site.store.fields.values()) == [500]
 

@@ -15,7 +15,7 @@ DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_seq
 
 
 def passed(*pieces, stream=False):
-    completion = ANTHROPIC.completion("m", ASKED, stream=stream)
+    completion = ANTHROPIC.repair("m", ASKED, stream=stream)
     return b"".join([*(completion.feed(piece) for piece in pieces), completion.end()])
 
 
@@ -26,7 +26,7 @@ def whole(**more):
 @pytest.mark.parametrize("raw", [None, b"null", b"[]"])
 def test_nothing_is_looked_at_where_no_text_ends_the_answer(raw):
     fields = {} if raw is None else {"stop_sequences": msgspec.Raw(raw)}
-    assert ANTHROPIC.completion("m", fields, stream=True) is None
+    assert ANTHROPIC.repair("m", fields, stream=True) is None
 
 
 class TestWhole:
@@ -72,11 +72,11 @@ class TestStream:
         assert passed(text, stream=True) == text
 
     def test_lines_come_at_once(self):
-        completion = ANTHROPIC.completion("m", ASKED, stream=True)
+        completion = ANTHROPIC.repair("m", ASKED, stream=True)
         assert completion.feed(b"event: ping\nda") == b"event: ping\n"
         assert completion.feed(b"ta: {}\n\n") == b"data: {}\n\n"
 
     def test_a_line_without_end_passes(self, monkeypatch):
         monkeypatch.setattr(stops, "LINE_LIMIT", 10)
-        completion = ANTHROPIC.completion("m", ASKED, stream=True)
+        completion = ANTHROPIC.repair("m", ASKED, stream=True)
         assert completion.feed(b"x" * 20) == b"x" * 20

@@ -14,7 +14,7 @@ RESULTS = [{"index": 1, "relevance_score": 0.5}]
 
 
 def completed(*pieces):
-    completion = COHERE.completion("rank", {}, stream=False)
+    completion = COHERE.repair("rank", {}, stream=False)
     return b"".join([*(completion.feed(piece) for piece in pieces), completion.end()])
 
 

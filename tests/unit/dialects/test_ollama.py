@@ -542,8 +542,8 @@ async def test_a_large_body_comes_through_whole():
     ]
     raw = json.dumps({"model": "m", "messages": turns}, indent=1).encode()
     body, _ = (await JsonBody.open(raw)).translated(TRANSLATIONS["/api/chat"])
-    assert body._outline is not None
-    restored = json.loads(await asyncio.wait_for(body._outline.restored(msgspec.json.encode(body.fields)), 30))
+    assert body._condensed is not None
+    restored = json.loads(await asyncio.wait_for(body._condensed.restored(msgspec.json.encode(body.fields)), 30))
     first, second = restored["messages"]
     assert first["content"] == code
     assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"code": code, "n": numbers}

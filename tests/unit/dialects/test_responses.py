@@ -7,8 +7,8 @@ import json
 import pytest
 
 from supervisor.dialects import dialect_of
-from supervisor.dialects.responses import RESPONSES, Completion
-from supervisor.dialects.responses import completion as module
+from supervisor.dialects.responses import RESPONSES, ResponsesRepair
+from supervisor.dialects.responses import stream_repair as module
 from supervisor.errors import UnavailableError
 from supervisor.gateway.error_response import error_event
 
@@ -39,7 +39,7 @@ class TestCompletion:
 
     @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
     def test_llama_cpps(self, size):
-        completion = Completion("chat")
+        completion = ResponsesRepair("chat")
         pieces = [completion.feed(LLAMA[start : start + size]) for start in range(0, len(LLAMA), size)]
         events = read(b"".join([*pieces, completion.end()]))
         assert [event["sequence_number"] for event in events] == list(range(7))
@@ -54,24 +54,24 @@ class TestCompletion:
         stream = framed(
             {"type": "response.created", "sequence_number": 0, "response": {}}, {"type": "x", "item_id": "y"}
         )
-        completion = Completion("chat")
+        completion = ResponsesRepair("chat")
         assert completion.feed(stream[:20]) + completion.feed(stream[20:]) + completion.end() == stream
         assert completion.feed(b"whatever") == b"whatever", "no longer looked at"
 
     def test_comments_and_what_follows_the_last_event(self):
-        completion = Completion("chat")
+        completion = ResponsesRepair("chat")
         assert completion.feed(b": comment\n\n: half") == b": comment\n\n"
         assert completion.end() == b": half"
 
     def test_other_ends_of_lines_are_not_waited_for(self):
-        completion = Completion("chat")
+        completion = ResponsesRepair("chat")
         first, second = LLAMA[:40], LLAMA[40:].replace(b"\n", b"\r\n")
         assert completion.feed(first) + completion.feed(second) == first + second
         assert completion.feed(b"whatever") == b"whatever"
 
     def test_an_endless_event_is_not_kept(self, monkeypatch):
         monkeypatch.setattr(module, "EVENT_LIMIT", 10)
-        completion = Completion("chat")
+        completion = ResponsesRepair("chat")
         assert completion.feed(b"data: {" + b"x" * 10) == b"data: {" + b"x" * 10
 
 

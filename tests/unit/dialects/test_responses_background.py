@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.kept import response_of
-from supervisor.dialects.responses.turn import event, log_of
+from supervisor.dialects.responses.stored_conversation import event, event_log_of
+from supervisor.dialects.responses.stored_response import response_of
 from supervisor.io import response_store
 from supervisor.io.response_store import Part, ResponseStore, StoredResponse
 
@@ -35,7 +35,7 @@ async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
     """What its worker said last was told to nobody."""
     kept = StoredResponse(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True)
     store.keep(NAME, kept)
-    log = log_of(store.logs, NAME, await response_of(kept))
+    log = event_log_of(store.logs, NAME, await response_of(kept))
     log.add(event("response.output_text.delta", 2, delta="Hi"))
     log.add(event("response.completed", 3, response={"status": "completed"}))
     job = SimpleNamespace(response=NAME, owner=None, state="completed", error=None)
@@ -62,5 +62,5 @@ async def test_a_stream_is_read_again_from_where_its_client_was(tmp_path, monkey
     monkeypatch.setattr(response_store, "PIECE", size)
     frames = [b"event: a\ndata: %d\n\n" % number for number in range(9)]
     for count in (0, 1, 5, 8, 9, 20):
-        told = [piece async for piece in background._behind(count, Part(b"".join(frames)))]
+        told = [piece async for piece in background._after_first(count, Part(b"".join(frames)))]
         assert b"".join(told) == b"".join(frames[count:])

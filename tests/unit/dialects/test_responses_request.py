@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.body.condensed_json import CondensedJson
 from tests.support.cases import cases
 
 PLAIN = {"model": "m", "input": "Hi"}
@@ -345,13 +345,13 @@ class TestRepeated:
         format_ = {"type": "json_schema", "name": "n", "strict": True, "schema": {"description": long}}
         tool = WEATHER | {"description": long, "parameters": {"enum": list(range(1000))}}
         fields = PLAIN | {"instructions": long, "tools": [tool], "text": {"format": format_}, "metadata": {"a": "b"}}
-        outline = await Outline.of(json.dumps(fields).encode())
-        cut = msgspec.json.decode(outline.text, type=dict[str, msgspec.Raw])
+        condensed = await CondensedJson.of(json.dumps(fields).encode())
+        cut = msgspec.json.decode(condensed.text, type=dict[str, msgspec.Raw])
         canonical, answers = RESPONSES.translation("POST", "/v1/responses").request(cut)
         echo = answers.template.echo
         assert (echo["instructions"], echo["tools"], echo["metadata"]) == (None, [], {"a": "b"})
         assert echo["text"]["format"] == format_ | {"schema": {}}
-        whole = json.loads(await outline.restored(msgspec.json.encode(canonical)))
+        whole = json.loads(await condensed.restored(msgspec.json.encode(canonical)))
         assert whole["messages"][0] == {"role": "system", "content": long}
         assert whole["tools"][0]["function"]["parameters"] == {"enum": list(range(1000))}
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from supervisor.dialects.responses import RESPONSES
-from supervisor.dialects.responses.turn import turn_of
+from supervisor.dialects.responses.stored_conversation import conversation_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.filters.filters import filtered
@@ -43,7 +43,9 @@ async def store(tmp_path):
 async def asked(store, /, owner="ann", is_counted=False, **fields):
     """A request: its body as it came, and as it goes on, and what becomes of its answer."""
     body = await JsonBody.open(json.dumps({"model": "m", **fields}).encode())
-    return body, *await turn_of(body, ConversationStore(store, BodyBudget(), owner, False), is_counted=is_counted)
+    return body, *await conversation_of(
+        body, ConversationStore(store, BodyBudget(), owner, False), is_counted=is_counted
+    )
 
 
 async def got(body):
@@ -120,7 +122,7 @@ class TestRequest:
         assert (await asked(store, input="Hi", store=False))[2] is None
         other = await JsonBody.open(b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
         memory = ConversationStore(store, BodyBudget(), "ann", False)
-        assert (await RESPONSES.turn("/v1/responses", other, memory))[1] is None
+        assert (await RESPONSES.conversation("/v1/responses", other, memory))[1] is None
 
     async def test_only_the_tokens_of_one_that_goes_on(self, store):
         assert (await asked(store, input="Hi", is_counted=True))[2] is None
@@ -206,7 +208,7 @@ class TestAnswer:
     async def test_metrics_stand_beside_a_workers_own_fields(self, store, stream):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
         memory = ConversationStore(store, BodyBudget(), "ann", False, times=Times())
-        _, turn = await turn_of(body, memory, is_counted=False)
+        _, turn = await conversation_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}
         begun = {"type": "response.created", "response": answer}
         delta = {"type": "response.output_text.delta", "delta": "Hi"}
@@ -237,7 +239,7 @@ class TestAnswer:
     async def test_an_odd_usage_loses_nothing_else(self, store, usage):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
         memory = ConversationStore(store, BodyBudget(), "ann", False, times=Times())
-        _, turn = await turn_of(body, memory, is_counted=False)
+        _, turn = await conversation_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": usage}
         _, got = await told(turn, JSON, json.dumps(answer).encode())
         assert json.loads(got).pop("metrics")["engine_prompt_tokens"] is None
@@ -274,7 +276,7 @@ class TestAnswer:
         await store.keep("resp_2", kept)
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
         memory = ConversationStore(store, BodyBudget(), "ann", False, response="resp_2")
-        _, turn = await turn_of(body, memory, is_counted=False)
+        _, turn = await conversation_of(body, memory, is_counted=False)
         answer = {"object": "response", "output": []}
         pieces = framed({"type": "response.completed", "response": answer})
         await told(turn, EVENTS, *pieces) if stream else await told(turn, JSON, json.dumps(answer).encode())

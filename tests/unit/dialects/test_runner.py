@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.device_ledger import Lease, Phase
-from supervisor.core.events import Configured, ShutdownAsked, UnloadAsked
+from supervisor.core.events import Configured, ShutdownRequested, UnloadRequested
 from supervisor.core.types import WorkerState
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush
@@ -181,7 +181,7 @@ class TestFlush:
         monkeypatch.setattr(flush, "_flush", flushed)
         two = daemon(model("stuck"), model("fine"))
         two.catalog.server = SimpleNamespace(governance=None)
-        two.salts = SimpleNamespace(rotate=rotate)
+        two.cache_salts = SimpleNamespace(rotate=rotate)
         self.rotated = rotated
         return TestClient(Starlette(routes=GROUP.routes(RunnerApi(two))))
 
@@ -281,7 +281,7 @@ class TestFreed:
     async def test_freed(self, measured, after_mib, freed):
         free = [100]
         leases = tuple(
-            Lease(("m", index), "gpu0", Phase.HELD, 70, measured_mib=mib) for index, mib in enumerate(measured)
+            Lease(("m", index), "gpu0", Phase.IN_USE, 70, measured_mib=mib) for index, mib in enumerate(measured)
         )
 
         class Engine:
@@ -297,7 +297,7 @@ class TestFreed:
             def devices(self):
                 return [SimpleNamespace(id="gpu0", totals=SimpleNamespace(free_mib=free[0]))]
 
-        assert await unload(SimpleNamespace(engine=Engine()), "m", UnloadAsked("m")) == freed
+        assert await unload(SimpleNamespace(engine=Engine()), "m", UnloadRequested("m")) == freed
 
 
 class TestBeforeItServes:
@@ -322,7 +322,7 @@ class TestAsItEnds:
         """Also not what still answers: it goes with the daemon."""
         async with serving(tmp_path) as served:
             served.daemon.engine.post(Configured(served.daemon.catalog.model_specs(), ()))
-            served.daemon.engine.post(ShutdownAsked())
+            served.daemon.engine.post(ShutdownRequested())
             body = b'{"modelId": "plain"}'
             head = get(b"/v1/models/load", b"Content-Length: %d" % len(body), method=b"POST")
             status, _, told = await ask(served.port, head + body)

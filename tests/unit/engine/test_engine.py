@@ -19,11 +19,11 @@ from supervisor.core.events import (
     DeviceSample,
     Event,
     MemorySampled,
-    PinAsked,
+    PinRequested,
     RequestArrived,
     Respecified,
     Tick,
-    UnloadAsked,
+    UnloadRequested,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
@@ -124,7 +124,7 @@ class Bench:
     def world(self):
         return self.engine._scheduler.state
 
-    def left_behind(self) -> tuple[int, int, int]:
+    def leftover_groups(self) -> tuple[int, int, int]:
         return len(self.engine._tickets), len(self.world.tickets), len(self.world.queue)
 
 
@@ -156,7 +156,7 @@ class TestRequests:
         ticket = await asked
         assert ticket.upstream == "a:1"
         bench.engine.finish(ticket)
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_a_rejection_keeps_nothing_of_its_request(self, bench):
         class Body:
@@ -182,7 +182,7 @@ class TestRequests:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
         assert bench.fleet.stopped, "the load is cancelled"
 
     async def test_leaving_in_the_moment_of_dispatch(self, bench):
@@ -192,16 +192,16 @@ class TestRequests:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_leaving_in_the_moment_of_refusal(self, bench):
         asked = bench.ask()
         await soon(lambda: bool(bench.fleet.started))
-        bench.engine.post(UnloadAsked(A, force=True))
+        bench.engine.post(UnloadRequested(A, force=True))
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
 
 class TestAnother:
@@ -224,7 +224,7 @@ class TestAnother:
         assert await bench.engine.may_go_to_another(ticket, 0)
 
     async def test_not_when_it_was_unloaded_by_force(self, bench, ticket):
-        bench.engine.post(UnloadAsked(A, force=True))
+        bench.engine.post(UnloadRequested(A, force=True))
         bench.engine.finish(ticket)
         assert not await bench.engine.may_go_to_another(ticket, 0)
 
@@ -246,7 +246,7 @@ class TestMistakes:
         asked = bench.ask()
         await soon(lambda: bool(bench.fleet.started))
         bench.fleet.refuse_stop = RuntimeError("no")
-        bench.engine.post(UnloadAsked(A, force=True))
+        bench.engine.post(UnloadRequested(A, force=True))
         with pytest.raises(UnavailableError):
             await asked
 
@@ -256,7 +256,7 @@ class TestMistakes:
         bench.become_ready()
         bench.engine.finish(await asked)
         bench.fleet.refuse_stop = RuntimeError("no")
-        bench.engine.post(UnloadAsked(A))
+        bench.engine.post(UnloadRequested(A))
         assert bench.world.models[A].stuck
         async with asyncio.timeout(10):
             await bench.engine.shutdown()
@@ -308,7 +308,7 @@ class TestMistakes:
             bench.engine.finish(await asked)
             lines = recording.take()
         assert all(replayed.is_same for replayed in replay(lines))
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
         down = asyncio.create_task(bench.engine.shutdown())
         await soon(lambda: bool(bench.fleet.stopped))
         bench.exit()
@@ -320,7 +320,7 @@ class TestMistakes:
             patch.setattr(operators, "pin", lambda *_: 1 / 0)
             patch.setattr(bench.engine._recovery, "recover", lambda *_: 1 / 0)
             with pytest.raises(AssertionError, match="division by zero"):
-                bench.engine.post(PinAsked(A, pin=True))
+                bench.engine.post(PinRequested(A, pin=True))
         asked = bench.ask()
         await soon(lambda: bool(bench.fleet.started))
         bench.become_ready()
@@ -358,7 +358,7 @@ class TestMistakes:
         bench.become_ready()
         with pytest.raises(UnavailableError):
             await asked
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_an_event_that_the_core_can_not_take_costs_only_itself(self, bench, monkeypatch):
         handle = bench.engine._scheduler.handle
@@ -377,7 +377,7 @@ class TestMistakes:
         bench.fleet.at_start = start
         ticket = await bench.admit("1")
         bench.engine.finish(ticket)
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_an_observer_that_fails_stops_nobody(self, bench):
         bench.engine.observers.append(lambda *_: 1 / 0)
@@ -389,7 +389,7 @@ class TestMistakes:
         bench.fleet.at_start = lambda effect, post: post(WorkerReady(effect.model, effect.generation))
         ticket = await bench.admit("1")
         bench.engine.finish(ticket)
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_an_arrival_that_the_core_can_not_take_leaves_no_ticket(self, bench, monkeypatch):
         def stumble(event: Event, now: float):
@@ -399,7 +399,7 @@ class TestMistakes:
             patch.setattr(bench.engine._scheduler, "handle", stumble)
             with pytest.raises(AssertionError):
                 await bench.admit("1")
-        assert bench.left_behind() == (0, 0, 0)
+        assert bench.leftover_groups() == (0, 0, 0)
 
     async def test_sampling_goes_on_after_a_reading_that_failed(self, bench):
         bench.sampler.failures = 1
@@ -519,7 +519,7 @@ class TestLeaving:
         loading = asyncio.create_task(bench.engine.load(B))
         await soon(lambda: len(bench.engine._tickets) == 2 and bool(bench.engine._watchers))
         finished: list[TicketId] = []
-        bench.engine.leave(finished.append)
+        bench.engine.hand_over(finished.append)
         async with asyncio.timeout(10):
             for who in (waiting, loading):
                 with pytest.raises(HandedOverError):

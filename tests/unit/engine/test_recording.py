@@ -104,7 +104,7 @@ class TestHostileFiles:
 
     def test_endless_nesting(self):
         depth = sys.getrecursionlimit() * 2
-        line = b'{"llmux_recording":5,"scheduler":' + b'["list",[' * depth + b"]]" * depth + b"}\n"
+        line = b'{"llmux_recording":6,"scheduler":' + b'["list",[' * depth + b"]]" * depth + b"}\n"
         with pytest.raises(InvalidRequestError, match="can't be read"):
             list(replay([line]))
 

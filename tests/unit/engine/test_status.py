@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervisor.core.events import LoadAsked, UnloadAsked
+from supervisor.core.events import LoadRequested, UnloadRequested
 from supervisor.core.types import Crash, CrashClass, ModelId, WorkerState
 from supervisor.engine.engine import Engine
 from supervisor.engine.status import mark, model_status
@@ -45,9 +45,9 @@ class TestModels:
         by_size = status(world, A).eta_s
         assert 9000 / 1024 - 1.5 < by_size < 9000 / 1024
         world.run(5)
-        world.post(UnloadAsked(A, force=True))
+        world.post(UnloadRequested(A, force=True))
         world.run(2)
-        world.post(LoadAsked(A))
+        world.post(LoadRequested(A))
         world.run(1)
         assert status(world, A).eta_s == pytest.approx(3.0, abs=0.2), "the last load took four seconds"
 
@@ -114,7 +114,15 @@ class TestMarks:
 
         def look() -> None:
             for name in (A, B):
-                plain = {"since_s": 0, "idle_s": 0, "eta_s": 0, "unload_s": 0, "held_s": 0, "retry_s": 0, "leases": ()}
+                plain = {
+                    "since_s": 0,
+                    "idle_s": 0,
+                    "eta_s": 0,
+                    "unload_s": 0,
+                    "protected_s": 0,
+                    "retry_s": 0,
+                    "leases": (),
+                }
                 known = replace(status(world, name), **plain)
                 known = replace(known, replicas=tuple(replace(each, **plain) for each in known.replicas))
                 state = world.scheduler.state

@@ -12,7 +12,7 @@ from supervisor.core.effects import AskClients, QueueLoad, Reject
 from supervisor.core.limits import Counted, Standing
 from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
 from supervisor.dialects.openai import OPENAI
-from supervisor.engine.ticket import Ticket, held_up, rejection
+from supervisor.engine.ticket import Ticket, blocking_reads, rejection
 from supervisor.errors import UnavailableError
 from supervisor.gateway.error_response import error_body, error_headers
 
@@ -24,7 +24,7 @@ class Client:
         self.read = read
         self.errors = []
 
-    def read_while_held_up(self):
+    def read_while_blocked(self):
         return self.read
 
     def interrupt(self, error):
@@ -62,7 +62,7 @@ def test_only_this_workers_clients_that_hold_something_up():
         ticket("other", Client(3), model=B),
         ticket("nobody"),
     ]
-    assert held_up(tickets, AskClients(A, Generation(1))) == {"slow": 100, "stopped": 0}
+    assert blocking_reads(tickets, AskClients(A, Generation(1))) == {"slow": 100, "stopped": 0}
 
 
 class TestFigures:

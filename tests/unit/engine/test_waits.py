@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import WaitKind, WaitReason
-from supervisor.engine.waits import MOST_PARTS, Wait, Waits
+from supervisor.engine.waits import MOST_PARTS, Waits, WaitTrace
 from supervisor.gateway.record import BODY
 from tests.support.simulation import rivals
 
@@ -88,7 +88,7 @@ class TestParts:
         assert sum(took_s for _, took_s in wait.parts(0)) == pytest.approx(200.0)
 
     def test_a_worker_that_ended_too_early(self):
-        ((awaited, took_s),) = Wait.lost(A, 1.0, 3.5).parts(99.0)
+        ((awaited, took_s),) = WaitTrace.lost(A, 1.0, 3.5).parts(99.0)
         assert (awaited.kind, took_s) == (WaitKind.RETRY, 2.5)
 
     def test_all_kinds_are_documented(self):

@@ -66,7 +66,7 @@ async def start(launcher: LocalLauncher, model: CatalogModel, worker: WorkerKey 
 
 async def gone(started: Started) -> None:
     async with asyncio.timeout(LIMIT_S):
-        await started.gone
+        await started.exited
 
 
 async def probed_until(launcher: LocalLauncher, wanted: object, *, starting: bool = True) -> Look:
@@ -97,7 +97,7 @@ class TestEveryLauncher:
         assert list(any_launcher.list()) == [A]
         await any_launcher.stop(A, kill=False)
         await gone(started)
-        assert started.leader_ended.is_set()
+        assert started.main_ended.is_set()
         assert dict(any_launcher.list()) == {}
         again = await any_launcher.start(B, model(), any_launcher.place(B, (DEVICE,), (100,)))
         await any_launcher.stop(B, kill=True)
@@ -167,7 +167,7 @@ class TestProbe:
         started = await start(launcher, model("--no-listen"))
         look = await launcher.probe(A, LIMIT_S)
         assert (look.ready, look.health.detail) == (False, "nothing listens")
-        assert look.owner is Ownership.NOBODY
+        assert look.owner is Ownership.NO_LISTENER
         await killed(launcher, started)
 
     async def test_an_impostor(self, launcher):
@@ -208,7 +208,7 @@ class TestStop:
         await probed_until(launcher, lambda look: look.ready)
         await launcher.stop(A, kill=False)
         await gone(started)
-        assert not started.gone.result().killed
+        assert not started.exited.result().killed
 
     async def test_ignored_until_killed(self, launcher):
         started = await start(launcher, model("--ignore-term", "--fork", "--daemonize"))
@@ -218,12 +218,12 @@ class TestStop:
         await launcher.stop(A, kill=True)
         assert survivors(launcher.instance) == {}
         await gone(started)
-        assert started.gone.result().killed
+        assert started.exited.result().killed
 
     async def test_its_leader_ends_first(self, launcher):
         started = await start(launcher, model("--no-listen", "--daemonize", "--leader-exits-after", "0"))
         async with asyncio.timeout(LIMIT_S):
-            await started.leader_ended.wait()
+            await started.main_ended.wait()
         await killed(launcher, started)
 
 

@@ -173,7 +173,7 @@ class TestOwner:
         assert (await bench.end()).kind is CrashClass.PORT
         assert bench.launcher.told == ["place", "start", "ask"]
 
-    @pytest.mark.parametrize("owner", [None, Ownership.NOBODY])
+    @pytest.mark.parametrize("owner", [None, Ownership.NO_LISTENER])
     async def test_not_known_yet(self, bench, owner):
         bench.launcher.look = look(owner=owner)
         bench.start()
@@ -213,7 +213,7 @@ class TestWatched:
         bench.start(startup_timeout_s=0.01)
         crash = await bench.end()
         assert crash.kind is CrashClass.START_TIMEOUT
-        assert crash.told.endswith("its health check says: HTTP 503")
+        assert crash.operator_summary.endswith("its health check says: HTTP 503")
         assert crash.summary.endswith("; it answers /health with HTTP 503"), "what it says itself is for operators"
 
     async def test_no_progress_and_a_program_that_listens_on_another_port(self, bench):
@@ -307,7 +307,7 @@ async def test_what_makes_steps_is_not_silent(bench, monkeypatch):
         before = asked
         await bench.until(lambda: asked > before + 2)
 
-    monkeypatch.setattr(worker, "told", told)
+    monkeypatch.setattr(worker, "steps_of", told)
     bench.launcher.progress = "/progress"
     bench.limits = bench.limits.model_copy(update={"first_byte_s": 0.001})
     await bench.start_ready()

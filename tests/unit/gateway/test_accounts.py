@@ -10,7 +10,7 @@ from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.keys import Key, Scope
 from supervisor.core.limits import NO_LIMITS, Account, Rate, TenantLimits
 from supervisor.gateway.attempt import Outcome
-from supervisor.gateway.identity.accounts import NOBODY, accounts_of, tokens_of
+from supervisor.gateway.identity.accounts import ANONYMOUS_TENANT, accounts_of, tokens_of
 
 FIVE, SIX, SEVEN = (Rate(count, 60.0) for count in (5, 6, 7))
 
@@ -47,7 +47,7 @@ def test_a_tenant_by_its_entry_or_the_default():
 
 
 def test_those_that_do_not_say_are_one():
-    assert charged("", **DEFAULT) == {NOBODY: TenantLimits(FIVE, None, 2)}
+    assert charged("", **DEFAULT) == {ANONYMOUS_TENANT: TenantLimits(FIVE, None, 2)}
 
 
 def test_a_keys_own_take_the_place_of_the_defaults():
@@ -87,7 +87,7 @@ def test_a_gateway_pays_beside_whom_it_speaks_for():
     ],
 )
 def test_tokens_are_what_the_answer_says(body, tokens):
-    outcome = Outcome(canonical=deque([body]))
+    outcome = Outcome(worker_tail=deque([body]))
     assert tokens_of([Account("a", TenantLimits(tokens=FIVE))], outcome) == tokens
     assert tokens_of([Account("a", TenantLimits(requests=FIVE))], outcome) == 0
     assert tokens_of([], outcome) == 0

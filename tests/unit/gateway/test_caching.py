@@ -10,7 +10,7 @@ from runtimes.prompt_cache import NO_CACHE, PromptCache
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.route import caching
-from supervisor.gateway.route.caching import CacheDirective, Salts, wish_of
+from supervisor.gateway.route.caching import CacheDirective, CacheSalts, cache_directive_of
 from supervisor.io.store import Store
 from tests.support.cases import cases
 
@@ -20,24 +20,24 @@ VLLM = PromptCache(is_kept=True, paths=frozenset({CHAT}), salt_field="cache_salt
 MODEL = ModelId("m")
 
 
-def told(salts, wish, cache, path=CHAT, tenant="", theirs=None):
-    return salts.fields(wish, cache, path, MODEL, tenant, theirs)
+def told(cache_salts, wish, cache, path=CHAT, tenant="", theirs=None):
+    return cache_salts.fields(wish, cache, path, MODEL, tenant, theirs)
 
 
 class TestHeaders:
     """`X-Cache-Mode` and `X-Cache-Tag`, once each."""
 
     def test_none(self):
-        assert wish_of([(b"host", b"a"), (b"x-cache-control", b"none")]) is None
+        assert cache_directive_of([(b"host", b"a"), (b"x-cache-control", b"none")]) is None
 
     @pytest.mark.parametrize("name", [b"x-tenant-id", b"x-priority"])
     def test_a_runners_other_headers_ask_for_an_answer(self, name):
-        assert wish_of([(name, b"a")]) == CacheDirective()
+        assert cache_directive_of([(name, b"a")]) == CacheDirective()
 
     def test_both(self):
-        assert wish_of([(b"x-cache-mode", b" None "), (b"x-cache-tag", b"a")]) == CacheDirective("none", "a")
-        assert wish_of([(b"x-cache-tag", b"a" * 64)]) == CacheDirective("auto", "a" * 64)
-        assert wish_of([(b"x-cache-mode", b"")]) == CacheDirective()
+        assert cache_directive_of([(b"x-cache-mode", b" None "), (b"x-cache-tag", b"a")]) == CacheDirective("none", "a")
+        assert cache_directive_of([(b"x-cache-tag", b"a" * 64)]) == CacheDirective("auto", "a" * 64)
+        assert cache_directive_of([(b"x-cache-mode", b"")]) == CacheDirective()
 
     @pytest.mark.parametrize(
         "headers",
@@ -50,14 +50,14 @@ class TestHeaders:
     )
     def test_refused(self, headers):
         with pytest.raises(InvalidRequestError):
-            wish_of(headers)
+            cache_directive_of(headers)
 
 
 class TestFields:
     """What a worker can't be told is named."""
 
     def test_nothing_is_said(self):
-        assert told(Salts(), None, VLLM) == caching.NO_FIELDS
+        assert told(CacheSalts(), None, VLLM) == caching.NO_FIELDS
 
     @given(
         mode=st.sampled_from(["prefix", "none", "auto"]),
@@ -66,7 +66,7 @@ class TestFields:
         path=st.sampled_from([CHAT, "/v1/embeddings"]),
     )
     def test_each_header_has_an_effect_or_is_named(self, mode, tag, cache, path):
-        found = told(Salts(), CacheDirective(mode, tag), cache, path)
+        found = told(CacheSalts(), CacheDirective(mode, tag), cache, path)
         separates = "cache_salt" in found.fields
         off = separates or found.fields.get("cache_prompt") is False or cache is NO_CACHE
         if mode == "none":
@@ -84,43 +84,43 @@ class TestSalts:
 
     @pytest.mark.parametrize(("kind", "name"), [("all", ""), ("model", "m"), ("tenant", "t"), ("tag", "g")])
     async def test_a_flush_changes_it(self, kind, name):
-        salts = Salts()
-        before = salts.of(MODEL, "t", "g", None)
-        await salts.rotate(kind, name)
-        after = salts.of(MODEL, "t", "g", None)
+        cache_salts = CacheSalts()
+        before = cache_salts.of(MODEL, "t", "g", None)
+        await cache_salts.rotate(kind, name)
+        after = cache_salts.of(MODEL, "t", "g", None)
         assert after != before
-        assert after == salts.of(MODEL, "t", "g", None)
+        assert after == cache_salts.of(MODEL, "t", "g", None)
 
     @pytest.mark.parametrize(("kind", "name"), [("model", "other"), ("tenant", "other"), ("tag", "other")])
     async def test_others_keep_theirs(self, kind, name):
-        salts = Salts()
-        before = salts.of(MODEL, "t", "g", None)
-        await salts.rotate(kind, name)
-        assert salts.of(MODEL, "t", "g", None) == before
-        assert salts.of(MODEL, "t", "", None) is None
+        cache_salts = CacheSalts()
+        before = cache_salts.of(MODEL, "t", "g", None)
+        await cache_salts.rotate(kind, name)
+        assert cache_salts.of(MODEL, "t", "g", None) == before
+        assert cache_salts.of(MODEL, "t", "", None) is None
 
     def test_names_cannot_be_mixed_up(self):
-        salts = Salts()
-        assert salts.of(MODEL, "ab", "c", None) != salts.of(MODEL, "a", "bc", None)
+        cache_salts = CacheSalts()
+        assert cache_salts.of(MODEL, "ab", "c", None) != cache_salts.of(MODEL, "a", "bc", None)
 
     async def test_too_many_are_flushed_all_together(self, monkeypatch):
         monkeypatch.setattr(caching, "MOST_FLUSHED", 2)
-        salts = Salts()
-        await salts.rotate("tenant", "a")
-        kept = salts.of(MODEL, "a", "", None)
+        cache_salts = CacheSalts()
+        await cache_salts.rotate("tenant", "a")
+        kept = cache_salts.of(MODEL, "a", "", None)
         for name in "bcd":
-            await salts.rotate("tenant", name)
-        assert salts.of(MODEL, "a", "", None) not in {kept, None}
+            await cache_salts.rotate("tenant", name)
+        assert cache_salts.of(MODEL, "a", "", None) not in {kept, None}
 
     async def test_outlive_a_restart(self, tmp_path):
         store = await Store.open(tmp_path / "state.sqlite3")
-        salts = Salts()
-        salts.restore(store)
-        await salts.rotate("tenant", "a:b")
-        told = salts.of(MODEL, "a:b", "", None)
+        cache_salts = CacheSalts()
+        cache_salts.restore(store)
+        await cache_salts.rotate("tenant", "a:b")
+        told = cache_salts.of(MODEL, "a:b", "", None)
         await store.close()
         store = await Store.open(tmp_path / "state.sqlite3")
-        again = Salts()
+        again = CacheSalts()
         again.restore(store)
         await store.close()
         assert again.of(MODEL, "a:b", "", None) == told
@@ -142,5 +142,5 @@ class TestReuse:
         ],
     )
     def test_by_runtime(self, mode, cache, reuses):
-        found = Salts().fields(CacheDirective(mode), cache, "/v1/chat/completions", "m", "", None)
+        found = CacheSalts().fields(CacheDirective(mode), cache, "/v1/chat/completions", "m", "", None)
         assert found.reuses is reuses

@@ -154,7 +154,7 @@ class TestPrivateFields:
     async def test_what_they_say(self):
         fields = FORM % (b"x_priority", b"high") + FORM % (b"x_client_id", b"") + FORM % (b"x_other", b"x" * 5000)
         form = await read_form(FORM % (b"model", b"m") + fields + b"--X--\r\n", TYPE)
-        assert (form.name, form.said("x_priority"), form.said("x_client_id")) == ("m", "high", None)
+        assert (form.name, form.extension("x_priority"), form.extension("x_client_id")) == ("m", "high", None)
 
     async def test_a_long_one(self):
         with pytest.raises(InvalidRequestError, match="`x_client_id` is too long"):

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key, Scope
-from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
+from supervisor.core.demand import DEFAULT_DEMAND, HIGH, LOW, NORMAL, Demand
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.body.json_body import JsonBody, open_object
@@ -40,7 +40,7 @@ class TestPriority:
     """The request's, else the key's, else the client's, else normal; never above the key's ceiling."""
 
     def test_of_nothing(self):
-        assert identify([], Body(), None, CATALOG).demand is ANY
+        assert identify([], Body(), None, CATALOG).demand is DEFAULT_DEMAND
 
     @cases(
         ("headers", "text", "number"),

@@ -40,7 +40,7 @@ class TestPrivateFields:
 
     async def test_what_they_say(self):
         body = await JsonBody.open(b'{"model": "m", "x_priority": 3, "x_client_id": "", "x_a": [1]}')
-        assert [body.said(name) for name in ("x_priority", "x_client_id", "x_b")] == [3, None, None]
+        assert [body.extension(name) for name in ("x_priority", "x_client_id", "x_b")] == [3, None, None]
 
     @pytest.mark.parametrize("padding", ["", "x" * 300_000])
     async def test_go_nowhere(self, padding):

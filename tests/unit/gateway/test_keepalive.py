@@ -10,9 +10,9 @@ import pytest
 from supervisor.core.types import ModelId
 from supervisor.core.waiting import Forecast, WaitKind, WaitReason
 from supervisor.dialects.openai import OPENAI
-from supervisor.engine.waits import Wait, _Phase
+from supervisor.engine.waits import WaitTrace, _Phase
 from supervisor.gateway import keepalive as keepalive_module
-from supervisor.gateway.keepalive import PROGRESS_S, Keepalive, LoadNews
+from supervisor.gateway.keepalive import PROGRESS_S, Keepalive, LoadStatusEvents
 from supervisor.gateway.request import Request
 
 LOAD = WaitReason(WaitKind.LOAD, "the model to load")
@@ -65,8 +65,8 @@ class TestNews:
     """Events that begin the response early, and leave the comments as they are."""
 
     async def test_news_come_before_the_first_comment_and_comments_go_on(self, monkeypatch):
-        monkeypatch.setattr(keepalive_module, "NEWS_AFTER_S", 0.01)
-        monkeypatch.setattr(keepalive_module, "NEWS_INTERVAL_S", 0.01)
+        monkeypatch.setattr(keepalive_module, "LOAD_STATUS_AFTER_S", 0.01)
+        monkeypatch.setattr(keepalive_module, "LOAD_STATUS_INTERVAL_S", 0.01)
         sent = []
         enough = asyncio.Event()
         news = [b"data: 2\n\n", None, b"data: 1\n\n"]
@@ -76,7 +76,7 @@ class TestNews:
             if sum(message.get("body") == b": keepalive\n\n" for message in sent) == 2:
                 enough.set()
 
-        asked = Keepalive(send, [], OPENAI, interval_s=0.1, news=lambda: news.pop() if news else None)
+        asked = Keepalive(send, [], OPENAI, interval_s=0.1, load_status=lambda: news.pop() if news else None)
         async with asked, asyncio.timeout(10):
             await enough.wait()
         bodies = [message["body"] for message in sent if "body" in message]
@@ -85,14 +85,14 @@ class TestNews:
         assert asked.started
 
     async def test_no_news_is_no_beginning(self, monkeypatch):
-        monkeypatch.setattr(keepalive_module, "NEWS_AFTER_S", 0.0)
-        monkeypatch.setattr(keepalive_module, "NEWS_INTERVAL_S", 0.001)
+        monkeypatch.setattr(keepalive_module, "LOAD_STATUS_AFTER_S", 0.0)
+        monkeypatch.setattr(keepalive_module, "LOAD_STATUS_INTERVAL_S", 0.001)
         sent, asked = [], []
 
         async def send(message):
             sent.append(message)
 
-        async with Keepalive(send, [], OPENAI, interval_s=60, news=lambda: asked.append(None)) as keepalive:
+        async with Keepalive(send, [], OPENAI, interval_s=60, load_status=lambda: asked.append(None)) as keepalive:
             async with asyncio.timeout(10):
                 while len(asked) < 5:
                     await asyncio.sleep(0.001)
@@ -127,8 +127,8 @@ def phase():
 def tell(engine, phase):
     """The next line, or None."""
     context = Request(b"req_1", 100.0, OPENAI, name="a")
-    context.waits.append(Wait(ModelId("a"), 100.0, phase))
-    news = LoadNews(engine, context, OPENAI.reasoning("/v1/chat/completions"))
+    context.waits.append(WaitTrace(ModelId("a"), 100.0, phase))
+    news = LoadStatusEvents(engine, context, OPENAI.reasoning("/v1/chat/completions"))
 
     def tell() -> str | None:
         event = news()

@@ -64,7 +64,7 @@ async def load(loader, *urls):
         contents = await loading.load(wanted)
         return [(contents[one.source].type, base64.b64decode(contents[one.source].base64)) for one in wanted]
     finally:
-        loading.held.release()
+        loading.buffer.release()
         assert loader.bodies.used == 0
 
 
@@ -96,7 +96,7 @@ class TestInTexts:
         loading = loader(source).loading()
         wanted = await body.check("m", None, Endpoint("/echo"), loading, TextReferences("![](", ")"))
         await body.load(wanted, loading)
-        loading.held.release()
+        loading.buffer.release()
         said = json.loads(bytes(await body.rewritten(Rewrite(), Endpoint("/echo"))))
         there = f"![](data:image/png;base64,{base64.b64encode(PNG).decode()})"
         assert said == {
@@ -140,7 +140,7 @@ class TestFetching:
             with refused("media_unreachable", "404"):
                 await loading.load(wanted)
         assert len(server.seen) == 2
-        loading.held.release()
+        loading.buffer.release()
 
     async def test_no_proxy_of_the_environment(self, source, monkeypatch):
         for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):

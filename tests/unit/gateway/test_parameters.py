@@ -14,7 +14,7 @@ from supervisor.schema.operation import doc
 from tests.support.cases import cases
 
 
-class Asked(Struct, forbid_unknown_fields=True):
+class ProgramRequest(Struct, forbid_unknown_fields=True):
     """What is asked."""
 
     many: Annotated[int, Meta(ge=1, le=1 << 22, description="How many.")]
@@ -47,8 +47,8 @@ class TestBody:
     """A body is a struct, or its client is told why not."""
 
     async def test_what_fits(self):
-        found = await body_of(request(b'{"many": 2, "whom": ["a"], "more": {"a": {"b": null}}}'), Asked)
-        assert found == Asked(2, whom=["a"], more={"a": {"b": None}})
+        found = await body_of(request(b'{"many": 2, "whom": ["a"], "more": {"a": {"b": null}}}'), ProgramRequest)
+        assert found == ProgramRequest(2, whom=["a"], more={"a": {"b": None}})
 
     async def test_none_is_an_empty_object(self):
         class Optional(Struct):
@@ -80,7 +80,7 @@ class TestBody:
     )
     async def test_what_does_not(self, body, param, message):
         with pytest.raises(InvalidRequestError) as refused:
-            await body_of(request(body), Asked)
+            await body_of(request(body), ProgramRequest)
         assert (refused.value.param, refused.value.message, refused.value.code) == (param, message, "invalid_request")
 
     @cases(
@@ -95,14 +95,14 @@ class TestBody:
         ],
     )
     async def test_no_json(self, body, code):
-        for read in (body_of(request(body), Asked), json_object(request(body))):
+        for read in (body_of(request(body), ProgramRequest), json_object(request(body))):
             with pytest.raises(InvalidRequestError) as refused:
                 await read
             assert refused.value.code == code
 
     async def test_too_large(self):
         with pytest.raises(TooLargeError, match="larger than 9 bytes"):
-            await body_of(request(b'{"many": 1}'), Asked, 9)
+            await body_of(request(b'{"many": 1}'), ProgramRequest, 9)
 
 
 class TestQuery:

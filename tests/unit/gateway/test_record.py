@@ -24,7 +24,7 @@ from supervisor.daemon.history import History
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.engine.ticket import Ticket
-from supervisor.engine.waits import Wait, _Phase
+from supervisor.engine.waits import WaitTrace, _Phase
 from supervisor.errors import UnavailableError
 from supervisor.gateway.identity.trace_context import TraceContext
 from supervisor.gateway.in_flight import GROUP, GROUP_S, InFlight
@@ -181,7 +181,9 @@ class TestBound:
         try:
             request = context(1, asyncio.get_running_loop().time(), extra=big)
             request.attempt.ticket = Ticket(TicketId("1"), ModelId("a"), 0.0, Generation(1))
-            request.waits.append(Wait(ModelId("a"), 0.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0)))
+            request.waits.append(
+                WaitTrace(ModelId("a"), 0.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0))
+            )
             request.waits[0].end(1.0)
             try:
                 raise UnavailableError("No memory.")
@@ -212,7 +214,9 @@ class TestView:
         request.attempt.outcome.status = 200
         request.attempt.outcome.first_byte_at = now - 4.0
         request.attempt.outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":100}}')
-        request.waits.append(Wait(ModelId("a"), now - 9.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0)))
+        request.waits.append(
+            WaitTrace(ModelId("a"), now - 9.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0))
+        )
         request.waits[0].end(now - 5.0)
         requests.finished(request)
         await settled()
@@ -265,7 +269,7 @@ def unusual() -> Request:
     )
     load = _Phase(WaitReason(WaitKind.LOAD, "the model to load."), 1001.33333)
     turn = _Phase(WaitReason(WaitKind.TURN, "its turn, after b", (ModelId("b"),)), 1000.0, load)
-    request.waits.append(Wait(ModelId("a"), 1000.124, turn))
+    request.waits.append(WaitTrace(ModelId("a"), 1000.124, turn))
     request.waits[0].end(1004.2)
     outcome = request.attempt.outcome
     outcome.status, outcome.error, outcome.error_message = 200, "model_unloaded", "It was stopped."

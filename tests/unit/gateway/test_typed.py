@@ -13,13 +13,13 @@ from supervisor.gateway.body.typed import (
     Reader,
     Remedy,
     Sent,
+    decoded_answer,
     encoded,
     expected,
     is_given,
     mistake_of,
     top,
     unparsed,
-    worker_said,
 )
 from supervisor.schema.operation import doc, schema_of
 from tests.support.cases import cases
@@ -40,7 +40,7 @@ class Turn(Sent):
     content: str | list[Text | Call]
 
 
-class Asked(Sent, kw_only=True):
+class ProgramRequest(Sent, kw_only=True):
     turns: Annotated[list[Turn], doc("What was said.", min_length=1)]
     many: Annotated[int, doc("How many.", ge=1, le=9)] = 1
     share: float | None = None
@@ -51,7 +51,7 @@ REMEDIES = (
     Remedy(r"turns\[\]\.content\[\]\.type", "{place}: no model takes {got!r} here; leave it out.", "unsupported"),
     Remedy("turns", "Send at least one turn.", "missing_parameter", "missing"),
 )
-read = Reader(Asked, *REMEDIES)
+read = Reader(ProgramRequest, *REMEDIES)
 
 
 def fields(text: str) -> dict[str, Raw]:
@@ -100,7 +100,7 @@ class TestUnknown:
     @cases(("index", "names"), [("", ["turns.c"]), ("[]", ["turns[].c"]), ("[{}]", ["turns[0].c", "turns[1].c"])])
     def test_once_by_its_place(self, index, names):
         turn = '{"role": "user", "content": "a", "c": 1}'
-        assert Reader(Asked, index=index)(fields(f'{{"turns": [{turn}, {turn}]}}'))[1] == names
+        assert Reader(ProgramRequest, index=index)(fields(f'{{"turns": [{turn}, {turn}]}}'))[1] == names
 
     def test_of_an_only_type_that_is_not_named(self):
         """msgspec asks for it among several types only."""
@@ -160,7 +160,7 @@ class TestMistakes:
 
     def test_a_remedy_has_the_clients_word_and_its_own_code(self):
         with pytest.raises(InvalidRequestError, match=r"no model takes 'film' here") as caught:
-            Reader(Asked, *REMEDIES, param=top)(said('{"type": "film"}'))
+            Reader(ProgramRequest, *REMEDIES, param=top)(said('{"type": "film"}'))
         assert (caught.value.param, caught.value.code) == ("turns", "unsupported")
 
     def test_the_field_that_is_not_utf_8(self):
@@ -180,7 +180,7 @@ class TestTheRest:
     """Schemas, canonical fields, and workers' answers."""
 
     def test_a_schema_lets_other_fields_pass(self):
-        schema = schema_of(Asked, is_answer=False)
+        schema = schema_of(ProgramRequest, is_answer=False)
         assert (schema["additionalProperties"], schema["properties"]["turns"]["items"]["additionalProperties"]) == (
             True,
             True,
@@ -192,9 +192,9 @@ class TestTheRest:
 
     def test_a_worker_that_answers_something_else(self):
         decode = msgspec.json.Decoder(Turn).decode
-        assert worker_said(decode, b'{"role": "user", "content": ""}', "turn") == Turn(role="user", content="")
+        assert decoded_answer(decode, b'{"role": "user", "content": ""}', "turn") == Turn(role="user", content="")
         with pytest.raises(UpstreamError, match="The worker's answer is no turn"):
-            worker_said(decode, b"{}", "turn")
+            decoded_answer(decode, b"{}", "turn")
 
 
 class Closed(msgspec.Struct, forbid_unknown_fields=True):

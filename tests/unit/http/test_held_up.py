@@ -25,7 +25,7 @@ async def served():
             await asyncio.sleep(0)
 
     async with front(app) as server:
-        yield server.port, lambda: scopes[-1]["extensions"][EXTENSION].read_while_held_up() if scopes else None
+        yield server.port, lambda: scopes[-1]["extensions"][EXTENSION].read_while_blocked() if scopes else None
 
 
 async def test_counts_what_it_reads(served):

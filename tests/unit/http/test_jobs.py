@@ -58,7 +58,7 @@ class TestAnswer:
         daemon = Scripted(3)
         answer = await send(daemon, job(), b"{}")
         assert (len(answer.body), daemon.used, daemon.bodies.used) == (3 * MIB, [MIB, 2 * MIB, 3 * MIB], 3 * MIB)
-        answer.held.release()
+        answer.buffer.release()
         assert daemon.bodies.used == 0
 
     async def test_where_others_take_all_it_is_sent_again(self):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.events import Configured, PinAsked
+from supervisor.core.events import Configured, PinRequested
 from supervisor.core.types import ModelId
 from supervisor.daemon import feed, slices
 from supervisor.daemon.daemon import Daemon
@@ -67,7 +67,7 @@ async def test_the_feed_looks_at_what_changed(served, monkeypatch):
 
     monkeypatch.setattr(feed, "model_view", looked)
     with daemon.feed.subscribe(("model",)) as subscription:
-        daemon.engine.post(PinAsked(ModelId("m7"), True))
+        daemon.engine.post(PinRequested(ModelId("m7"), True))
         (event,) = await subscription.next(5)
         assert (event.data.name, event.data.pin) == ("m7", True)
         assert seen == ["m7"]

@@ -74,7 +74,7 @@ class TestListed:
     async def test_a_variable_that_names_them_is_told(self, script):
         script(gpus=[{}])
         with pytest.raises(ConfigError, match=r"^CUDA_VISIBLE_DEVICES devices: no GPU has index 1; there are: 0"):
-            await open_sampler([DeviceWanted(CUDA, index=1)], said_by="CUDA_VISIBLE_DEVICES")
+            await open_sampler([DeviceWanted(CUDA, index=1)], named_by="CUDA_VISIBLE_DEVICES")
 
     async def test_every_problem_at_once(self, script):
         script(gpus=[{"uuid": "GPU-aa"}, {"uuid": "GPU-ab", "mig": True}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.io.logs import CUT, MOST_BYTES, LogFollower
+from supervisor.io.logs import CUT, MOST_BYTES, LogReader
 
 
 class TestLogFollower:
@@ -12,7 +12,7 @@ class TestLogFollower:
 
     def test_gives_lines_once_they_are_whole(self, tmp_path: Path):
         path = tmp_path / "log"
-        follower = LogFollower(path)
+        follower = LogReader(path)
         assert follower.begin(5) == []
         with path.open("a") as log:
             log.write("one\ntw")
@@ -26,13 +26,13 @@ class TestLogFollower:
     def test_begins_with_the_last_lines(self, tmp_path: Path):
         path = tmp_path / "log"
         path.write_text("".join(f"line {number}\n" for number in range(100_000)))
-        assert LogFollower(path).begin(2) == ["line 99998", "line 99999"]
-        assert all(line.startswith("line ") for line in LogFollower(path).begin(1_000_000))
+        assert LogReader(path).begin(2) == ["line 99998", "line 99999"]
+        assert all(line.startswith("line ") for line in LogReader(path).begin(1_000_000))
 
     def test_goes_on_after_a_cut_and_after_a_replacement(self, tmp_path: Path):
         path = tmp_path / "log"
         path.write_text("before\n" * 10)
-        follower = LogFollower(path)
+        follower = LogReader(path)
         follower.begin(0)
         path.write_text("cut\n")
         assert follower.read() == [CUT, "cut"]
@@ -45,28 +45,28 @@ class TestLogFollower:
     def test_another_goes_on_where_one_was(self, tmp_path: Path):
         path = tmp_path / "log"
         path.write_text("one\ntw")
-        follower = LogFollower(path)
+        follower = LogReader(path)
         assert follower.begin(9) == ["one"]
         with path.open("a") as log:
             log.write("o\nthree\n")
-        second, third = LogFollower(path), LogFollower(path)
+        second, third = LogReader(path), LogReader(path)
         assert second.resume(follower.position) == ["two", "three"]
         assert third.resume(second.position) == []
-        assert LogFollower(path).resume(third.position) == []
+        assert LogReader(path).resume(third.position) == []
         path.rename(tmp_path / "log.1")
         path.write_text("four\n")
-        last = LogFollower(path)
+        last = LogReader(path)
         assert last.resume(follower.position) == ["two", "three", "four"]
         assert last.read() == []
         path.rename(tmp_path / "log.1")
         path.write_text("five\n")
-        assert LogFollower(path).resume(follower.position) == [CUT, "five"]  # also where it has the first one's inode
-        assert LogFollower(path).resume("of another program") == [CUT, "five"]
+        assert LogReader(path).resume(follower.position) == [CUT, "five"]  # also where it has the first one's inode
+        assert LogReader(path).resume("of another program") == [CUT, "five"]
 
     def test_says_what_it_left_out_of_a_flood(self, tmp_path: Path):
         path = tmp_path / "log"
         path.write_text("begin\n")
-        follower = LogFollower(path)
+        follower = LogReader(path)
         follower.begin(1)
         with path.open("a") as log:
             log.write(("x" * 99 + "\n") * (MOST_BYTES // 50))

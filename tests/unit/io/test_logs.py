@@ -166,7 +166,7 @@ class TestClassify:
         assert crash.kind is kind
         assert crash.exit_code == code
         if summary is not None:
-            assert crash.told == summary
+            assert crash.operator_summary == summary
 
     def test_a_kill_by_the_kernel_needs_no_log(self):
         crash = classify(-9, ["all is well"], oom_killed=True)

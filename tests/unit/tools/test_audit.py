@@ -72,13 +72,13 @@ class TestAudit:
 
     def test_a_database_that_fails(self, database, capsys):
         database.status = 500
-        assert audit.audit({"good==1.0"}, ["--osv-url", database.url]) == audit.NOT_ASKED
+        assert audit.audit({"good==1.0"}, ["--osv-url", database.url]) == audit.NOT_AUDITED
         assert capsys.readouterr().out.startswith("audited nothing: the database could not be asked: ")
 
     def test_no_database(self, database, capsys):
         with Database() as gone:
             pass
-        assert audit.audit({"good==1.0"}, ["--osv-url", gone.url]) == audit.NOT_ASKED
+        assert audit.audit({"good==1.0"}, ["--osv-url", gone.url]) == audit.NOT_AUDITED
         assert capsys.readouterr().out.startswith("audited nothing: the database could not be asked: ")
 
     def test_a_database_that_goes_away_is_no_success(self, database, capsys, monkeypatch):
@@ -90,7 +90,7 @@ class TestAudit:
             return found
 
         monkeypatch.setattr(audit, "_ask", once)
-        assert audit.audit({"good==1.0", "good==2.0"}, ["--osv-url", database.url]) == audit.NOT_ASKED
+        assert audit.audit({"good==1.0", "good==2.0"}, ["--osv-url", database.url]) == audit.NOT_AUDITED
         assert capsys.readouterr().out.startswith("audited 1 of 2 packages: ")
 
 

@@ -25,7 +25,7 @@ class HarmonyParser(Reader):
     def __init__(self, *, calls: bool) -> None:
         super().__init__()
         self._calls = calls
-        self._said = False  # an answer, or a preamble to it
+        self._has_answered = False  # an answer, or a preamble to it
         self.thinking = False  # within a thought
         self.answering = False  # within the answer, after its first text
 
@@ -51,6 +51,6 @@ class HarmonyParser(Reader):
         self.out.append(CallArguments(index, text))
 
     def _answer(self, text: str) -> None:
-        pause = "\n\n" if self._said and not self.answering else ""  # between preamble and answer
+        pause = "\n\n" if self._has_answered and not self.answering else ""  # between preamble and answer
         self.out.append(Text(pause + text))
-        self._said = self.answering = True
+        self._has_answered = self.answering = True

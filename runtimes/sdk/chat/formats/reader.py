@@ -44,9 +44,9 @@ class Reader(abc.ABC):
             found = earliest(self.buffer, markers)
             keep = 0 if self.ended else partial_marker(self.buffer, markers)
             cut = len(self.buffer) - keep if found is None else found[0]
-            said, self.buffer = self.buffer[:cut], self.buffer[cut:]
-            if said:
-                say(said)
+            text, self.buffer = self.buffer[:cut], self.buffer[cut:]
+            if text:
+                say(text)
             if found is not None:
                 self.buffer = self.buffer[len(found[1]) :]
                 return found[1]

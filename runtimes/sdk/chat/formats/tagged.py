@@ -63,10 +63,10 @@ class TaggedParser(Reader):
             return
         self._fresh = False
         text = self._blanks + text
-        said = text.rstrip()
-        self._blanks = text[len(said) :]
-        if said:
-            self.out.append(Thought(said) if self.thinking else Text(said))
+        stripped = text.rstrip()
+        self._blanks = text[len(stripped) :]
+        if stripped:
+            self.out.append(Thought(stripped) if self.thinking else Text(stripped))
 
     def _call(self, index: int) -> Reading[bool]:
         """Read a call and its closing tag. False if it was no call: then the text is output."""

@@ -70,8 +70,8 @@ class ChatWorker(TextWorker[Prompt]):
         """The parser of the model's format; for a model with none of our formats, the checkpoint's response template."""
         if self.language.answers is None:
             return super().parser(conversation, prompt)
-        said = self.language.decode(prompt.tokens)
-        return TemplateParser(self.language.answers, said, conversation.tools.offered)
+        text = self.language.decode(prompt.tokens)
+        return TemplateParser(self.language.answers, text, conversation.tools.offered)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, without pictures or a guide."""

@@ -121,10 +121,10 @@ class Decoder:
         for run in [run for run in self._reading if run.job.unwanted]:
             self._reading.remove(run)
             run.job.end("stop")
-        gone = [row for row, run in enumerate(self._going) if run.job.unwanted]
-        for row in gone:
+        unwanted = [row for row, run in enumerate(self._going) if run.job.unwanted]
+        for row in unwanted:
             self._going[row].job.end("stop")
-        self._leave(gone)
+        self._leave(unwanted)
 
     def _leave(self, rows: list[int]) -> None:
         if rows:

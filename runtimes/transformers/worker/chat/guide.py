@@ -102,7 +102,7 @@ class Guides:
             return token if token in self._started().special else None
 
     def _started(self) -> _GrammarServer:
-        if self._server is None or self._server.gone:
+        if self._server is None or self._server.has_exited:
             self._server = _GrammarServer(self._loaded)
         return self._server
 
@@ -123,8 +123,8 @@ class _GrammarServer:
         self._socket = ours
         with Connection(socket.dup(ours.fileno())) as connection:
             try:
-                asked = {"tokenizer": tokenizer.to_str(), "ends": sorted(loaded.ends)}
-                connection.send_bytes(json.dumps(asked).encode())
+                order = {"tokenizer": tokenizer.to_str(), "ends": sorted(loaded.ends)}
+                connection.send_bytes(json.dumps(order).encode())
                 reply = connection.recv_bytes()
             except (EOFError, OSError):
                 reply = b"the program that follows grammars has ended; the worker's log says why"
@@ -136,7 +136,7 @@ class _GrammarServer:
         self.special: frozenset[int] = frozenset(json.loads(reply[1:]))
 
     @property
-    def gone(self) -> bool:
+    def has_exited(self) -> bool:
         """Has the process exited?"""
         return self._process.poll() is not None
 

@@ -87,17 +87,17 @@ def load(options: Options) -> Loaded:
     if options.chat_template is not None:
         tokenizer.chat_template = options.chat_template
     ids = model.generation_config.eos_token_id
-    told = facts(tokenizer, ids if isinstance(ids, list) else [ids], tool_format=options.tool_format)
+    known = facts(tokenizer, ids if isinstance(ids, list) else [ids], tool_format=options.tool_format)
     answers = None
-    if told["format"] == "none" and options.tool_format == "auto":
+    if known["format"] == "none" and options.tool_format == "auto":
         answers = response_template(tokenizer, model)
     if answers is not None:
         added = tokenizer.added_tokens_decoder
         read = marked(answers, [token.content for token in added.values()])
-        told["format"] = "template"
-        told["knows_tools"] = CALLS in answers.fields and "tools" in str(tokenizer.chat_template)
-        told["hidden"] = frozenset(i for i in told["hidden"] if added[i].content not in read)
-    return Loaded(model=model, image_processor=_image_processor(options, config), answers=answers, **told)
+        known["format"] = "template"
+        known["knows_tools"] = CALLS in answers.fields and "tools" in str(tokenizer.chat_template)
+        known["hidden"] = frozenset(i for i in known["hidden"] if added[i].content not in read)
+    return Loaded(model=model, image_processor=_image_processor(options, config), answers=answers, **known)
 
 
 def _arguments(options: Options, config: Any) -> dict[str, Any]:

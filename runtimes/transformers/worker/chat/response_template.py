@@ -127,10 +127,10 @@ class TemplateParser:
         self._fresh = False
         self.answering = field == _TEXT
         text = self._blanks + text
-        said = text.rstrip()
-        self._blanks = text[len(said) :]
-        if said:
-            yield Text(said) if self.answering else Thought(said)
+        stripped = text.rstrip()
+        self._blanks = text[len(stripped) :]
+        if stripped:
+            yield Text(stripped) if self.answering else Thought(stripped)
 
     def _calls(self, value: object) -> list[Piece]:
         """The pieces of these calls; empty if a call can't be parsed or no tools were offered."""

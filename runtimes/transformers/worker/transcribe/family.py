@@ -33,10 +33,10 @@ class Family(abc.ABC):
 def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:
     """Stopping criteria that end a generation when it is cancelled."""
 
-    def gone(ids: torch.Tensor, _scores: torch.Tensor, **_others: Any) -> torch.Tensor:
+    def is_cancelled(ids: torch.Tensor, _scores: torch.Tensor, **_others: Any) -> torch.Tensor:
         return torch.full((ids.shape[0],), cancel.is_set, dtype=torch.bool, device=ids.device)
 
-    return [gone]
+    return [is_cancelled]
 
 
 def mean_logprob(scores: Sequence[torch.Tensor], tokens: Sequence[int], temperature: float) -> float:

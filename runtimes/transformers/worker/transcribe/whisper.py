@@ -118,12 +118,12 @@ class Whisper(Family):
                 seek += WINDOW
                 continue
             window = window or self._encode(heard)
-            said = self._decode(window, wanted, language, prompt, cancel)
-            if window.no_speech > NO_SPEECH and said.logprob < MIN_LOGPROB:
+            decoded = self._decode(window, wanted, language, prompt, cancel)
+            if window.no_speech > NO_SPEECH and decoded.logprob < MIN_LOGPROB:
                 seek += WINDOW
             else:
-                phrases, used_s = self._phrases(said.tokens, window.duration_s)
-                yield from self._written(phrases, window, said, seek / RATE, wanted, language)
+                phrases, used_s = self._phrases(decoded.tokens, window.duration_s)
+                yield from self._written(phrases, window, decoded, seek / RATE, wanted, language)
                 seek += round(used_s * RATE) or WINDOW
             window = None
 
@@ -170,16 +170,16 @@ class Whisper(Family):
                 tokens = tokens[: tokens.index(self._end)] if self._end in tokens else tokens
                 text = self._text(tokens).strip().encode()
                 repetition = len(text) / len(zlib.compress(text)) if text else 0.0
-                said = _Decoded(tuple(tokens), logprob, repetition, temperature)
+                decoded = _Decoded(tuple(tokens), logprob, repetition, temperature)
                 if (repetition <= MAX_REPETITION and logprob >= MIN_LOGPROB) or (
                     window.no_speech > NO_SPEECH and logprob < MIN_LOGPROB
                 ):
-                    return said
+                    return decoded
                 if best is None or (repetition <= MAX_REPETITION, logprob) > (
                     best.repetition <= MAX_REPETITION,
                     best.logprob,
                 ):
-                    best = said
+                    best = decoded
             assert best is not None
             return best
 
@@ -195,16 +195,16 @@ class Whisper(Family):
         used_s = duration_s if ends_alone else self._seconds(tokens[cuts[-1] - 1])
         bounds = [0, *cuts, *([len(tokens)] if ends_alone else [])]
         phrases = []
-        for first, behind in itertools.pairwise(bounds):
+        for first, following in itertools.pairwise(bounds):
             start = self._seconds(tokens[first]) if is_stamp[first] else 0.0
-            phrases.append(_Phrase(start, self._seconds(tokens[behind - 1]), tuple(tokens[first:behind])))
+            phrases.append(_Phrase(start, self._seconds(tokens[following - 1]), tuple(tokens[first:following])))
         return phrases, used_s
 
     def _written(
         self,
         phrases: list[_Phrase],
         window: _Window,
-        said: _Decoded,
+        decoded: _Decoded,
         begin_s: float,
         wanted: TranscriptionOptions,
         language: str | None,
@@ -224,10 +224,10 @@ class Whisper(Family):
                 text=self._text(text),
                 words=tuple(own),
                 tokens=phrase.tokens,
-                avg_logprob=said.logprob,
+                avg_logprob=decoded.logprob,
                 no_speech_prob=window.no_speech,
-                compression_ratio=said.repetition,
-                temperature=said.temperature,
+                compression_ratio=decoded.repetition,
+                temperature=decoded.temperature,
                 seek=begin_s,
             )
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
-from runtimes.claude_cli.worker.conversation import Asked, read
+from runtimes.claude_cli.worker.conversation import ProgramRequest, read
 from runtimes.claude_cli.worker.program import Options
 from runtimes.registry import REGISTRY
 from runtimes.sdk.server import Settings
@@ -28,7 +28,7 @@ def launch(**keys: object) -> LaunchSpec:
     return ADAPTER.launch(config(**{"command": [sys.executable, "${model}"], **keys}), context)
 
 
-def asked(*messages: tuple[str, str]) -> Asked:
+def asked(*messages: tuple[str, str]) -> ProgramRequest:
     return read({"messages": [{"role": role, "content": text} for role, text in messages]})
 
 

@@ -13,7 +13,7 @@ TABLE = {"language": used(), "user": ignored("no use"), "n": refused("one answer
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(parameters, "_told", set())
+    monkeypatch.setattr(parameters, "_reported", set())
 
 
 class TestUnknown:

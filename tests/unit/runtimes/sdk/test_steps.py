@@ -11,7 +11,7 @@ from runtimes.sdk.steps import Steps
 
 
 def told(steps):
-    return json.loads(asyncio.run(steps.tell(None)).body)["requests"]
+    return json.loads(asyncio.run(steps.report(None)).body)["requests"]
 
 
 def test_from_its_beginning_to_its_end():

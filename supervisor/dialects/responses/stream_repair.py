@@ -22,7 +22,7 @@ _DATA: Final = b"data: {"
 _TEXT: Final = b'"type":"response.output_text.'
 
 
-class Completion:
+class ResponsesRepair:
     """Adds the missing fields to all events of a stream if its first one has no number."""
 
     def __init__(self, model: str) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
-from supervisor.gateway.body import outline
+from supervisor.gateway.body import condensed_json
+from supervisor.gateway.body.condensed_json import CondensedJson
 from supervisor.gateway.body.json_body import JsonBody, open_object
-from supervisor.gateway.body.outline import Outline
 from supervisor.gateway.media.media import is_content
 from tests.support.cases import cases
 
@@ -26,11 +26,11 @@ LIST = re.compile("data:[0-9a-f]{16}-[0-9]+-")
 PICTURE = "data:image/png;base64," + "iVBORw0KGgo/" * (3 * MIB // 12)
 
 
-def outlined(body: bytes) -> Outline:
-    return asyncio.run(Outline.of(body))
+def outlined(body: bytes) -> CondensedJson:
+    return asyncio.run(CondensedJson.of(body))
 
 
-def restored(found: Outline, text: bytes) -> bytes:
+def restored(found: CondensedJson, text: bytes) -> bytes:
     return bytes(asyncio.run(found.restored(text)))
 
 
@@ -157,7 +157,7 @@ def test_any_json(document, ascii_only, indent):
     """With sizes so small that everything is large."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("_LONG", 30), ("_KEPT", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_RUN", 10)):
-            patch.setattr(outline, name, size)
+            patch.setattr(condensed_json, name, size)
         body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
         found = outlined(body)
         assert_same(document, json.loads(found.text))

@@ -61,7 +61,7 @@ def may_be_cut(text: Bytes | msgspec.Raw) -> bool:
     return (b'-"' in found or b'-:"' in found) and _MARK.search(found) is not None
 
 
-class Outline:
+class CondensedJson:
     """`text` is the outline; `restored` gives back what was cut."""
 
     def __init__(self) -> None:
@@ -77,14 +77,14 @@ class Outline:
         return os.urandom(8).hex().encode() + b"-"  # nobody can guess it
 
     @classmethod
-    async def of(cls, body: Bytes) -> Outline:
+    async def of(cls, body: Bytes) -> CondensedJson:
         """The outline of a body that is probably JSON. The outline of anything else is not JSON either.
 
         Raises InvalidRequestError for a body of too many values.
         """
-        outline = cls()
-        await outline.add(body)
-        return outline
+        condensed = cls()
+        await condensed.add(body)
+        return condensed
 
     async def add(self, body: Bytes, source: Part | None = None) -> Bytes:
         """The outline of another body. Both count for one limit; the cut parts of this one come from `source` when they are restored.

@@ -16,8 +16,8 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.condensed_json import CondensedJson
 from supervisor.gateway.body.json_body import JsonBody
-from supervisor.gateway.body.outline import Outline
 from supervisor.io.response_store import Part, ResponseStore, StoredResponse
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
@@ -37,50 +37,50 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-async def response_of(kept: StoredResponse) -> Json:
+async def response_of(stored: StoredResponse) -> Json:
     """The object of a response without an answer, which is as small as its request's fields."""
-    found: Json = _decode(await kept.response.whole())
+    found: Json = _decode(await stored.response.whole())
     return found
 
 
-def is_running(kept: StoredResponse) -> bool:
+def is_running(stored: StoredResponse) -> bool:
     """Is the response still queued or being generated?"""
-    return kept.is_background and kept.status in RUNNING
+    return stored.is_background and stored.status in RUNNING
 
 
-async def items_of(kept: StoredResponse, outline: Outline, source: Part | None = None) -> list[Fields]:
+async def items_of(stored: StoredResponse, condensed: CondensedJson, source: Part | None = None) -> list[Fields]:
     """All items that its model was given, oldest first, in their positions; an empty item for anything but an object.
 
-    They are added to `outline`; see `Outline.add`. Raises LlmuxError.
+    They are added to `condensed`; see `CondensedJson.add`. Raises LlmuxError.
     """
-    text = msgspec.Raw(await outline.add(await kept.items.whole(), source))
+    text = msgspec.Raw(await condensed.add(await stored.items.whole(), source))
     return [_message(text)] if begin_of(text) == b'"' else await _items_of(text)
 
 
 async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> StoredResponse:
     """A stored response that a request may continue. Raises InvalidRequestError."""
-    kept = await store.find(name, owner, is_admin=is_admin)
-    if kept is None:
+    stored = await store.find(name, owner, is_admin=is_admin)
+    if stored is None:
         raise InvalidRequestError(
             f"Previous response with id '{name[:100]}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if is_running(kept):
+    if is_running(stored):
         message = f"Previous response with id '{name}' is not completed yet: wait until it is."
         raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_completed")
-    return kept
+    return stored
 
 
-async def continued(body: JsonBody, name: str, kept: StoredResponse) -> JsonBody:
+async def continued(body: JsonBody, name: str, stored: StoredResponse) -> JsonBody:
     """`body` with the conversation up to and including this response in front. Raises LlmuxError."""
     before: list[bytes] = []
-    items = await items_of(kept, body.outline)
+    items = await items_of(stored, body.condensed)
     for start in range(0, len(items), _BATCH):
         batch = enumerate(items[start : start + _BATCH], start)
         before.append(_inner([full(item, name, index) for index, item in batch if item]))
         await asyncio.sleep(0)
-    output = _fields(await body.outline.add(await kept.response.whole())).get("output", NULL)
+    output = _fields(await body.condensed.add(await stored.response.whole())).get("output", NULL)
     before.append(_inner([item for item in await _items_of(output) if item]))
     before.append(_own(body.raw("input") or b"null"))
     return body.changed({"input": b"[%b]" % b",".join(filter(None, before))})

@@ -18,12 +18,12 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Measured, Usage
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.decode import keeping_of
-from supervisor.dialects.responses.kept import continued, earlier, response_of
+from supervisor.dialects.responses.stored_response import continued, earlier, response_of
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body, Bytes
+from supervisor.gateway.body.condensed_json import SMALL, CondensedJson
 from supervisor.gateway.body.json_body import JsonBody
-from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS, Head, Use
 from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
@@ -50,12 +50,14 @@ _encode: Final = msgspec.json.Encoder().encode
 _text: Final = msgspec.json.Decoder(str).decode
 
 
-async def turn_of(body: Body, memory: ConversationStore, *, is_counted: bool) -> tuple[Body, StoredConversation | None]:
-    """See `Dialect.turn`. `is_counted`: only tokens are counted, and nothing is generated."""
-    if not memory.store.is_on or not isinstance(body, JsonBody):
+async def conversation_of(
+    body: Body, conversations: ConversationStore, *, is_counted: bool
+) -> tuple[Body, StoredConversation | None]:
+    """See `Dialect.conversation`. `is_counted`: only tokens are counted, and nothing is generated."""
+    if not conversations.store.is_on or not isinstance(body, JsonBody):
         return body, None
-    if memory.response is not None:
-        return body, await _in_background(memory.response, memory)
+    if conversations.response is not None:
+        return body, await _in_background(conversations.response, conversations)
     keeping = keeping_of(body.fields)
     previous, keeps = keeping.previous_response_id, keeping.store is not False and not is_counted
     if previous is None and not keeps:
@@ -64,22 +66,22 @@ async def turn_of(body: Body, memory: ConversationStore, *, is_counted: bool) ->
     if is_changed:
         body = body.changed({"previous_response_id": None, "store": None})
     if previous is not None:
-        kept = await earlier(memory.store, previous, memory.owner, is_admin=memory.is_admin)
-        body = await continued(body, previous, kept)
+        stored = await earlier(conversations.store, previous, conversations.owner, is_admin=conversations.is_admin)
+        body = await continued(body, previous, stored)
     if is_counted:
         return body, None
     own: Json = {"background": False, "previous_response_id": previous, "store": keeps}
     items = (await body.field("input") or b"null") if keeps else None
-    return body, StoredResponseConversation(memory, items, _raw(own), is_shown=is_changed)
+    return body, StoredResponseConversation(conversations, items, _raw(own), is_shown=is_changed)
 
 
-async def _in_background(name: str, memory: ConversationStore) -> StoredConversation | None:
-    kept = await memory.store.find(name, memory.owner, is_admin=True)
-    if kept is None:  # deleted
+async def _in_background(name: str, conversations: ConversationStore) -> StoredConversation | None:
+    stored = await conversations.store.find(name, conversations.owner, is_admin=True)
+    if stored is None:  # deleted
         return None
-    begun = await response_of(kept)
+    begun = await response_of(stored)
     own = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return StoredResponseConversation(memory, None, _raw(own), again=(kept, begun))
+    return StoredResponseConversation(conversations, None, _raw(own), again=(stored, begun))
 
 
 def _raw(values: Json) -> Fields:
@@ -93,7 +95,7 @@ class StoredResponseConversation(StoredConversation):
 
     def __init__(
         self,
-        memory: ConversationStore,
+        conversations: ConversationStore,
         items: Bytes | None,
         own: Fields,
         *,
@@ -105,17 +107,17 @@ class StoredResponseConversation(StoredConversation):
         `items`: everything that the worker gets; None: the response isn't stored. `own`: fields of the response; with `is_shown` a
         response without them gets them, too. `again`: the stored response that is generated in the background, and its object.
         """
-        self._memory = memory
+        self._conversations = conversations
         self._own = own
         self._is_shown = is_shown
-        self._kept = None if again is None else again[0]
+        self._stored = None if again is None else again[0]
         self._log: EventLog | None = None
         if again is not None and again[0].is_streamed:
-            self._log = log_of(memory.store.logs, memory.response or "", again[1])
+            self._log = event_log_of(conversations.store.logs, conversations.response or "", again[1])
             self._log.cut(BEGINNING)  # the rest is of an earlier try
         self._items: RequestBuffer | None = None
         if items is not None:
-            self._items = RequestBuffer(memory.bodies)
+            self._items = RequestBuffer(conversations.bodies)
             self._items.expect(len(items))
             self._items.keep(items)
             self._items.wait()  # for the answer
@@ -172,19 +174,19 @@ class StoredResponseConversation(StoredConversation):
 
     async def _response(self, data: Bytes) -> Bytes:
         """A response object in the client's form; a complete one is stored."""
-        outline = Outline()
+        condensed = CondensedJson()
         try:
-            text = data if len(data) <= SMALL else await outline.add(data)
+            text = data if len(data) <= SMALL else await condensed.add(data)
         except InvalidRequestError:  # of more values than a request may have
             text = data
         try:
             fields = _fields(text)
             if _text(fields["object"]) != "response":
                 return data
-            fields["id"] = msgspec.Raw(await outline.restored(bytes(fields["id"])))
+            fields["id"] = msgspec.Raw(await condensed.restored(bytes(fields["id"])))
             fields, changed = self._changed(fields, text, is_over=True)
             if changed is not text:
-                data = await outline.restored(changed)
+                data = await condensed.restored(changed)
             self._finish(fields, data)
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass  # whatever it is, it is no response
@@ -197,7 +199,7 @@ class StoredResponseConversation(StoredConversation):
             for key, value in self._own.items()
             if (key in fields or self._is_shown) and bytes(fields.get(key, b"")) != bytes(value)
         }
-        if is_over and (times := self._memory.times) is not None and "metrics" not in fields:  # no translation's
+        if is_over and (times := self._conversations.times) is not None and "metrics" not in fields:  # no translation's
             measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
             changes["metrics"] = msgspec.Raw(_encode(metrics_of(measured, times, time.monotonic())))
         if not changes:
@@ -215,15 +217,17 @@ class StoredResponseConversation(StoredConversation):
         if finished is None:
             return
         name, status, data = finished
-        if self._kept is not None:
-            over = replace(self._kept, response=Part(data), status=status)
-            self._memory.store.keep(name, over, replaces=True)
+        if self._stored is not None:
+            over = replace(self._stored, response=Part(data), status=status)
+            self._conversations.store.keep(name, over, replaces=True)
         elif self._items is not None:
             self._items.run()
             items = bytearray()
             async for piece in self._items.pieces():
                 items += piece
-            self._memory.store.keep(name, StoredResponse(self._memory.owner, Part(data), Part(items), status))
+            self._conversations.store.keep(
+                name, StoredResponse(self._conversations.owner, Part(data), Part(items), status)
+            )
 
     # ------------------------------------------------------------------------------------------------------------ stream
 
@@ -294,7 +298,7 @@ def event(kind: str, number: int, **fields: object) -> bytes:
     return frames.event(kind, fields | {"sequence_number": number})
 
 
-def log_of(logs: dict[str, EventLog], name: str, begun: Json) -> EventLog:
+def event_log_of(logs: dict[str, EventLog], name: str, begun: Json) -> EventLog:
     """The events of a response in the background; a new log if there are none yet."""
     if name not in logs:
         logs[name] = EventLog(
