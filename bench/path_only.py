@@ -15,9 +15,9 @@ from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.forward import forward
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle
-from supervisor.http.protocol import GuardedProtocol
-from supervisor.io.request_buffer import RequestBuffer
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.store.request_buffer import RequestBuffer
+from supervisor.host.upstream.upstream import UpstreamPool
+from supervisor.server.protocol import GuardedProtocol
 
 BODY_LIMIT = 64 * 1024 * 1024
 

@@ -1,5 +1,5 @@
 """The kinds of devices that models run on. All differences between kinds are here, except how to read a device's memory,
-which is in supervisor/io/devices.py.
+which is in supervisor/host/memory/devices.py.
 
 A new kind is an entry of `KINDS` and a driver for it there.
 """

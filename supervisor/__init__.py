@@ -1,5 +1,5 @@
 """llmux: one GPU box, every model.
 
-`core` decides (pure), `io` does (processes, sockets, memory), `engine` connects them as the single writer, `proxy` moves
-bytes, `http` and `cli` are the edges. See docs/architecture.md.
+`core` decides (pure), `host` does (processes, sockets, memory), `engine` connects them as the single writer, `gateway` moves
+requests, `server` and `cli` are the edges. See docs/architecture.md.
 """

@@ -37,7 +37,7 @@ def commands() -> str:
 
 
 def dashboard() -> str:
-    """supervisor/http/ui/js/operations.js."""
+    """supervisor/server/ui/js/operations.js."""
     lines = [
         "// The operations of the daemon. `make docs` writes this from supervisor/api.",
         "",

@@ -39,7 +39,7 @@ from supervisor.catalog.schema import json_schema
 from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
-from supervisor.core.lifecycle import TABLE
+from supervisor.core.workers.lifecycle import TABLE
 from tools import api_clients, api_page, field_tables, licences, reliability, runtime_figures
 from tools.locks import ROOT
 from tools.markdown import table
@@ -47,7 +47,7 @@ from tools.markdown import table
 DOCS: Final = ROOT / "docs"
 MANUAL: Final = DOCS / "reference" / "llmux.1"
 COMMANDS: Final = ROOT / "supervisor" / "cli" / "operations.py"
-DASHBOARD: Final = ROOT / "supervisor" / "http" / "ui" / "js" / "operations.js"
+DASHBOARD: Final = ROOT / "supervisor" / "server" / "ui" / "js" / "operations.js"
 SCHEMA: Final = ROOT / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
@@ -271,7 +271,20 @@ def transitions() -> str:
 
 def rooms() -> str:
     """What each room of the supervisor imports of the others, from the source."""
-    order = ("cli", "http", "dialects", "daemon", "jobs", "gateway", "engine", "fleet", "catalog", "io", "core")
+    order = (
+        "cli",
+        "server",
+        "api",
+        "dialects",
+        "daemon",
+        "jobs",
+        "gateway",
+        "engine",
+        "fleet",
+        "catalog",
+        "host",
+        "core",
+    )
     rows = []
     for room in order:
         text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "supervisor" / room).rglob("*.py"))

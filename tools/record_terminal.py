@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.cli.environments import resolve
+from supervisor.cli.environments.environments import resolve
 from tools.locks import ROOT
 
 PAGE: Final = ROOT / "docs" / "terminal.md"

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.gpu import card as cards
 from bench.gpu import measures, page, subjects
 from bench.gpu.card import Card
-from supervisor.catalog.folders import runtimes_dir
+from supervisor.catalog.loading.folders import runtimes_dir
 from tests.support import daemon as daemons
 
 

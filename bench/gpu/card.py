@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from supervisor.io.memory import DeviceFound, DriverUnavailableError
-from supervisor.io.nvml import NvmlSession
+from supervisor.host.memory.memory import DeviceFound, DriverUnavailableError
+from supervisor.host.memory.nvml import NvmlSession
 
 MIB = 1 << 20
 

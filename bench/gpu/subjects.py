@@ -26,7 +26,7 @@ from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalled
 from runtimes.device_kind import CUDA, DeviceAssignment
 from runtimes.model_config import ModelType
 from runtimes.registry import REGISTRY
-from supervisor.io import venvs
+from supervisor.host.environments import venvs
 from tests.support import environments, hearing, minilm, seeing, tiny, tiny_ctranslate2, tiny_language, tiny_pictures
 from tests.support.chatterbox import clip
 from tests.support.made_once import generated

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bench.simulation.machine import DEVICE_MIB, Machine
 from bench.simulation.traffic import Request, draw, zipf
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
 from supervisor.core.demand import NORMAL
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from bench.simulation.traffic import Request
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
 from supervisor.core.demand import Demand
 from supervisor.core.effects import CutRequest, Dispatch, Effect, Reject, StartWorker, StopWorker
 from supervisor.core.events import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
 
 
 class Fifo(AdmissionPolicy):

@@ -8,8 +8,8 @@ from typing import Final
 from starlette.requests import Request
 
 from supervisor.api.operation import Api
-from supervisor.catalog.document import MAX_BYTES
-from supervisor.daemon.editing import ReadOnlyError
+from supervisor.catalog.document.document import MAX_BYTES
+from supervisor.daemon.configuration.editing import ReadOnlyError
 from supervisor.errors import LlmuxError
 from supervisor.gateway.body.parameters import body_of
 from supervisor.gateway.disconnect import CancelOnDisconnect

@@ -18,11 +18,11 @@ from supervisor.api.operation import Api
 from supervisor.core.ladder import Rung, allowed, choose
 from supervisor.core.messages import listed
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.usage import as_csv, rows, today
+from supervisor.daemon.observability.usage import as_csv, rows, today
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.operation import Group
 from supervisor.gateway.route.ladder import first_reason, rungs
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
 from supervisor.schema.daemon import (
     AlertDelivery,
     ChangedSettings,

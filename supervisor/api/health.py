@@ -14,7 +14,7 @@ from supervisor.api import openapi
 from supervisor.api.metrics import exposition
 from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.health import trouble
+from supervisor.daemon.observability.health import trouble
 from supervisor.errors import NotFoundError
 from supervisor.gateway.operation import Group
 from supervisor.schema.daemon import Alive, Document, Health, RunnerHealth

@@ -23,7 +23,7 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
-from supervisor.io.request_buffer import Bytes, RequestBuffer
+from supervisor.host.store.request_buffer import Bytes, RequestBuffer
 from supervisor.jobs.job import KEPT_HEADERS, Inference, Job, owner_of
 from supervisor.schema import job as schema
 from supervisor.schema.operation import EVENTS, JSON, Example

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from supervisor.api.operation import Api
-from supervisor.daemon.views import device_views, memory_views
+from supervisor.daemon.observability.views import device_views, memory_views
 from supervisor.dialects.listed import listed
 from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.gateway.operation import Group

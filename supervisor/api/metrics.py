@@ -19,7 +19,7 @@ from typing import Final
 from starlette.responses import Response
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.scrape import metrics_of, ready_workers
+from supervisor.daemon.observability.scrape import metrics_of, ready_workers
 from supervisor.daemon.slices import slices
 from supervisor.dialects.listed import Pieces
 

@@ -14,13 +14,13 @@ from supervisor.api.operation import Api
 from supervisor.core.events import PinRequested
 from supervisor.core.types import ModelId, base_of
 from supervisor.daemon import loading
-from supervisor.daemon.views import model_view
+from supervisor.daemon.observability.views import model_view
 from supervisor.dialects.listed import listed
 from supervisor.engine.events import Subscription
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
-from supervisor.io.logs import LogReader, tail
+from supervisor.host.process.logs import LogReader, tail
 from supervisor.schema.load import Load, LoadList
 from supervisor.schema.model import LoadRequest, LogQuery, ModelList, ModelView, PinRequest, UnloadQuery
 from supervisor.schema.operation import EVENTS, PLAIN, Example, Parameter

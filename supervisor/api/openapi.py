@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from runtimes.endpoints import aliases_of
 from supervisor.dialects import OPERATIONS
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
 from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, plain, schema_of
 
 EXAMPLES: Final = Path(__file__).with_name("examples.json")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from supervisor.daemon.configuration.editing import Editor
+from supervisor.daemon.configuration.reload import Reloader
+from supervisor.daemon.configuration.sets import Sets
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.editing import Editor
-from supervisor.daemon.handover import Handover
-from supervisor.daemon.reload import Reloader
-from supervisor.daemon.sets import Sets
+from supervisor.daemon.handover.handover import Handover
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from supervisor.api.operation import Api
-from supervisor.core.limits import Counted, Standing
+from supervisor.core.admission.limits import Counted, Standing
 from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.views import decision_view
+from supervisor.daemon.observability.views import decision_view
 from supervisor.dialects.listed import listed
 from supervisor.engine.events import KINDS, Subscription
 from supervisor.engine.recording import Recording

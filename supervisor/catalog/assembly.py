@@ -19,10 +19,9 @@ from runtimes.endpoints import SMALLEST
 from runtimes.installed import program
 from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
-from supervisor.catalog import hints, sources
+from supervisor.catalog import hints
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel, VirtualModel
-from supervisor.catalog.clients import ClientConfig, filled
-from supervisor.catalog.document import (
+from supervisor.catalog.document.document import (
     Items,
     Layer,
     Leaf,
@@ -37,14 +36,23 @@ from supervisor.catalog.document import (
     plain,
     tree_of,
 )
-from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
+from supervisor.catalog.loading.folders import models_dir, runtimes_dir
+from supervisor.catalog.loading.runner_variables import VLLM_RUNTIME, with_defaults
+from supervisor.catalog.models import sources
+from supervisor.catalog.models.prompt_format import COMPLETIONS
+from supervisor.catalog.models.public_names import PublicNames
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
-from supervisor.catalog.prompt_format import COMPLETIONS
-from supervisor.catalog.public_names import PublicNames
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
-from supervisor.catalog.sections import CONFIGURED, DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig, SetConfig
+from supervisor.catalog.sections.clients import ClientConfig, filled
+from supervisor.catalog.sections.sections import (
+    CONFIGURED,
+    DeviceConfig,
+    FoldersConfig,
+    LimitsConfig,
+    ServerConfig,
+    SetConfig,
+)
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError, NotFoundError
 
@@ -256,7 +264,7 @@ class Assembly(PublicNames):
         self, folder: Path, known: Collection[str], used: set[Path], runtimes: Path
     ) -> Iterator[tuple[str, Node]]:
         """An entry for each model of this folder that no other has, under a name that nothing has. Blocks on files."""
-        from supervisor.catalog import local_models  # noqa: PLC0415  # few configurations need it
+        from supervisor.catalog.models import local_models  # noqa: PLC0415  # few configurations need it
 
         try:
             found, problems = local_models.find(folder)

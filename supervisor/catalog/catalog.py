@@ -30,14 +30,14 @@ from runtimes.estimate import Estimate
 from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
-from supervisor.catalog import sources
-from supervisor.catalog.clients import DEFAULT, DEFAULT_CLIENT, ClientConfig
-from supervisor.catalog.document import Layer, Place, Problem, Trail, dotted
-from supervisor.catalog.masking import masked
+from supervisor.catalog.document.document import Layer, Place, Problem, Trail, dotted
+from supervisor.catalog.document.masking import masked
+from supervisor.catalog.models import sources
+from supervisor.catalog.models.prompt_format import PromptFormat, written_here
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.catalog.problems import nearest
-from supervisor.catalog.prompt_format import PromptFormat, written_here
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import (
+from supervisor.catalog.sections.clients import DEFAULT, DEFAULT_CLIENT, ClientConfig
+from supervisor.catalog.sections.sections import (
     DeviceConfig,
     LimitsConfig,
     ServerConfig,
@@ -45,9 +45,9 @@ from supervisor.catalog.sections import (
     VirtualModelConfig,
     drain_seconds,
 )
-from supervisor.catalog.tasks import TaskConfig
-from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS, allowed
-from supervisor.core.footprint import choose
+from supervisor.catalog.sections.tasks import TaskConfig
+from supervisor.core.memory.device_sets import MARGIN_MIB, MOST_PARTS, allowed
+from supervisor.core.memory.footprint import choose
 from supervisor.core.messages import devices_listed
 from supervisor.core.types import (
     DEFAULT_PRIORITY,

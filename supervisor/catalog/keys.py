@@ -26,13 +26,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from supervisor.catalog.assembly import config_error
-from supervisor.catalog.clients import Limited
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, parse
-from supervisor.catalog.ownership import read_guarded
+from supervisor.catalog.document.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, parse
+from supervisor.catalog.loading.ownership import read_guarded
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import TENANT_LIMIT, Priority
+from supervisor.catalog.sections.clients import Limited
+from supervisor.catalog.sections.sections import TENANT_LIMIT, Priority
+from supervisor.core.admission.limits import NO_LIMITS, TenantLimits
 from supervisor.core.demand import MOST_URGENT, priority_of
-from supervisor.core.limits import NO_LIMITS, TenantLimits
 
 PREFIX = "sk-llmux-"
 VARIABLE = "LLMUX_API_KEYS"

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from runtimes.adapters.options import extra_args
 from runtimes.model_config import ModelConfig
-from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, plain, whole_number
+from supervisor.catalog.document.document import Key, Node, Problem, Table, Trail, find, plain, whole_number
 from supervisor.catalog.hints import hint
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.clients import ClientConfig
-from supervisor.catalog.sections import (
+from supervisor.catalog.sections.clients import ClientConfig
+from supervisor.catalog.sections.sections import (
     DeviceConfig,
     FoldersConfig,
     LimitsConfig,
@@ -20,7 +20,7 @@ from supervisor.catalog.sections import (
     SetConfig,
     VirtualModelConfig,
 )
-from supervisor.catalog.tasks import CandidateConfig, TaskConfig
+from supervisor.catalog.sections.tasks import CandidateConfig, TaskConfig
 
 Schema = dict[str, JsonValue]
 

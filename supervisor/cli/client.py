@@ -22,7 +22,7 @@ from supervisor.errors import (
     LlmuxError,
     NotFoundError,
 )
-from supervisor.io import local_access
+from supervisor.host.store import local_access
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

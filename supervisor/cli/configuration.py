@@ -11,14 +11,14 @@ from typing import Any, Final
 from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_config
-from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
-from supervisor.catalog.document import Layer, Place, Trail, dotted
-from supervisor.catalog.folders import config_dir
+from supervisor.catalog.document.document import Layer, Place, Trail, dotted
+from supervisor.catalog.document.masking import masked
+from supervisor.catalog.document.yaml_writer import Comments, to_yaml
 from supervisor.catalog.keys import keyring_of, refuse_exposed
-from supervisor.catalog.loader import FILE_NAME, require_config, search_path
-from supervisor.catalog.masking import masked
-from supervisor.catalog.runner_variables import is_runner
-from supervisor.catalog.yaml_writer import Comments, to_yaml
+from supervisor.catalog.loading.folders import config_dir
+from supervisor.catalog.loading.loader import FILE_NAME, require_config, search_path
+from supervisor.catalog.loading.runner_variables import is_runner
+from supervisor.catalog.sections.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.cli.client import DEFAULT_URL, url_of
 from supervisor.errors import ConfigError, LlmuxError
 

@@ -25,15 +25,19 @@ from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog
 from supervisor.catalog.keys import VARIABLE, keyring_of, refuse_exposed
-from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import configuration, environments, output, service, session, sizes
+from supervisor.catalog.sections.sections import ServerConfig
+from supervisor.cli import configuration, output, service, session
 from supervisor.cli.client import Client, url_of
+from supervisor.cli.environments import environments
+from supervisor.cli.serving import sizes
 from supervisor.errors import ConfigError
-from supervisor.io import distribution, files, venvs
-from supervisor.io.devices import DRIVERS, detect
-from supervisor.io.memory import MIB, DriverUnavailableError
-from supervisor.io.nvml import NvmlSession
-from supervisor.io.ports import can_bind, who_listens
+from supervisor.host import distribution
+from supervisor.host.environments import venvs
+from supervisor.host.memory.devices import DRIVERS, detect
+from supervisor.host.memory.memory import MIB, DriverUnavailableError
+from supervisor.host.memory.nvml import NvmlSession
+from supervisor.host.process.ports import can_bind, who_listens
+from supervisor.host.store import files
 
 Status = Literal["ok", "warn", "fail"]
 

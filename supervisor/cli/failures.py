@@ -64,7 +64,7 @@ def _remedy(number: int | None, place: str | None) -> str:
 
 def _settings(place: Path) -> str:
     """The settings that decide where this place is, as far as they are known, after a colon."""
-    from supervisor.catalog import folders  # noqa: PLC0415  # takes long, and failures are rare
+    from supervisor.catalog.loading import folders  # noqa: PLC0415  # takes long, and failures are rare
 
     found = []
     for find, setting in (

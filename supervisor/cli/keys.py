@@ -21,7 +21,7 @@ from supervisor.catalog.keys import VARIABLE, Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
 from supervisor.cli import configuration
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
-from supervisor.io import files
+from supervisor.host.store import files
 
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
 _EMPTY = re.compile(r"[ \t]*\[\][ \t]*\n?\Z")

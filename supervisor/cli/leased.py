@@ -21,10 +21,10 @@ import click
 
 from supervisor.cli import operations
 from supervisor.cli.client import Client
-from supervisor.cli.own_process import on_signals, signals_end
+from supervisor.cli.serving.own_process import on_signals, signals_end
 from supervisor.errors import LlmuxError, NotFoundError
-from supervisor.io.process import WorkerProcess, become_subreaper
-from supervisor.io.spawn import SpawnOrder, spawn
+from supervisor.host.process.process import WorkerProcess, become_subreaper
+from supervisor.host.process.spawn import SpawnOrder, spawn
 from supervisor.schema.memory import Lease, LeaseRenewal
 
 GRACE_S: Final = 10.0

@@ -152,7 +152,7 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
 
 def configured_names(config: Path | None, sections: Sequence[str]) -> list[str]:
     """The names in these sections of the configuration, each once; none where the file can't be read. Checks nothing."""
-    from supervisor.catalog.document import Table  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.document.document import Table  # noqa: PLC0415  # not for declaring
     from supervisor.cli.configuration import settings  # noqa: PLC0415  # not for declaring
 
     try:

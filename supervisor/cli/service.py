@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.catalog import Catalog, Configuration
-from supervisor.catalog.folders import config_dir
 from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
+from supervisor.catalog.loading.folders import config_dir
 from supervisor.cli.configuration import refuse_foreign, required
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, LlmuxError
-from supervisor.io import files
+from supervisor.host.store import files
 
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"

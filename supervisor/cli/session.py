@@ -14,7 +14,7 @@ from typing import Final
 
 from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError
-from supervisor.io import files
+from supervisor.host.store import files
 
 LOG: Final = "run.log"
 ANSWER_S: Final = 5.0

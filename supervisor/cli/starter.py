@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.errors import InvalidRequestError
-from supervisor.io import files
+from supervisor.host.store import files
 
 _PACKAGED: Final = Path(__file__).parents[1] / "config"
 EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "config"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.core.limits import Account
+from supervisor.core.admission.limits import Account
 
 HIGH, NORMAL, LOW = 20, 50, 80
 

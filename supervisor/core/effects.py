@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisor.core.admission.limits import Standing
 from supervisor.core.demand import Expected
-from supervisor.core.limits import Standing
 from supervisor.core.types import DeviceId, Devices, Generation, ModelId, Parts, RejectCode, StopCause, TicketId
 
 

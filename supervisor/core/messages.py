@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supervisor.core.demand import NORMAL
-from supervisor.core.plans import DeviceView, EvictionBlock, Resident
+from supervisor.core.planning.plans import DeviceView, EvictionBlock, Resident
 from supervisor.core.types import DeviceSpec
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from supervisor.core.demand import NORMAL, Demand
-from supervisor.core.device_ledger import Holder
-from supervisor.core.device_sets import Spread, device_sets, need_mib, spread
-from supervisor.core.plans import Option
+from supervisor.core.memory.device_ledger import Holder
+from supervisor.core.memory.device_sets import Spread, device_sets, need_mib, spread
+from supervisor.core.planning.plans import Option
 from supervisor.core.types import (
     HAS_WORKER,
     REMOTE,

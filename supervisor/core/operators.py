@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 
-from supervisor.core import default_models, replicas
-from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
+from supervisor.core.admission.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadCancelled, LoadRequested, PinRequested, Respecified, UnloadRequested
-from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.model_state import Change, Life, ModelState
+from supervisor.core.planning import default_models
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import finish_stop, forget, remove, settle_trouble, stop_now, stop_worker
 from supervisor.core.types import MODEL_PLACEHOLDER, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
+from supervisor.core.workers import replicas
+from supervisor.core.workers.lifecycle import TABLE, Trigger, advance
+from supervisor.core.workers.termination import finish_stop, forget, remove, settle_trouble, stop_now, stop_worker
 
 
 def load(state: SchedulerState, step: Step, event: LoadRequested) -> None:

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import eviction, operators, partners, plain, replicas, reports, requests, termination, timers
-from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.dispatch import serve_heads
+from supervisor.core import operators, timers
+from supervisor.core.admission import plain, requests
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.admission.dispatch import serve_heads
 from supervisor.core.effects import Effect, Reject
 from supervisor.core.events import (
     ClientsRead,
@@ -54,9 +55,12 @@ from supervisor.core.events import (
     WorkerUnkillable,
     WorkerUnready,
 )
-from supervisor.core.placement import place_wanted
+from supervisor.core.memory import partners
+from supervisor.core.planning import eviction
+from supervisor.core.planning.placement import place_wanted
 from supervisor.core.state import MishandledError, SchedulerState, Step
 from supervisor.core.types import ModelId
+from supervisor.core.workers import replicas, reports, termination
 
 
 class Scheduler:

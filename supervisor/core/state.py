@@ -13,13 +13,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from supervisor.core.admission import BACKGROUND_RANK, AdmissionPolicy
+from supervisor.core.admission.admission import BACKGROUND_RANK, AdmissionPolicy
+from supervisor.core.admission.queue import AdmissionQueue
+from supervisor.core.admission.waiters import Waiters
 from supervisor.core.effects import Decided, Effect
-from supervisor.core.ledger import Ledger
+from supervisor.core.memory.ledger import Ledger
 from supervisor.core.model_state import NEVER_STARTED, ModelState
-from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import Generation, Limits, ModelId, TicketId, WorkerState
-from supervisor.core.waiters import Waiters
 
 
 class MishandledError(AssertionError):

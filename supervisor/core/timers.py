@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import default_models, eviction, partners
-from supervisor.core.dispatch import arm_keep_alive
-from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.admission.dispatch import arm_keep_alive
+from supervisor.core.admission.requests import expire
+from supervisor.core.memory import partners
 from supervisor.core.model_state import ModelState
-from supervisor.core.requests import expire
+from supervisor.core.planning import default_models, eviction
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import settle_trouble, stop_now
 from supervisor.core.types import StopCause, WorkerState
+from supervisor.core.workers.lifecycle import Trigger, advance
+from supervisor.core.workers.termination import settle_trouble, stop_now
 
 
 def fire(state: SchedulerState, step: Step) -> None:

@@ -97,7 +97,7 @@ class ModelSpec:
     footprint: Footprint  # of the whole model
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
     raised: Mapping[DeviceId, int] = field(default_factory=dict)  # MiB: a load with less ran out of memory there
-    devices: Devices = ()  # where it may run; empty: where its program computes, see `core.device_sets.allowed`
+    devices: Devices = ()  # where it may run; empty: where its program computes, see `core.memory.device_sets.allowed`
     kinds: frozenset[str] | None = None  # of GPUs that its program computes on; None: nobody knows, so any
     gpus: int = 1  # how many devices share it equally, except where a device takes it whole
     spreads: bool = False  # where it can have no device to itself it goes over several; what is learned is then of all

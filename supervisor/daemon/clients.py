@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from supervisor.catalog.clients import DEFAULT, ClientConfig
+from supervisor.catalog.sections.clients import DEFAULT, ClientConfig
 from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
 from supervisor.schema import client as schema
 

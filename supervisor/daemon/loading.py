@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
-from supervisor.catalog.fitting import misplaced
-from supervisor.catalog.overrides import Override, overridden, renamed
-from supervisor.catalog.sources import is_missing
+from supervisor.catalog.models.fitting import misplaced
+from supervisor.catalog.models.overrides import Override, overridden, renamed
+from supervisor.catalog.models.sources import is_missing
 from supervisor.core.events import LoadRequested, Respecified, UnloadRequested
 from supervisor.core.types import ModelId, ModelSpec
+from supervisor.daemon.configuration.rechecking import look_again
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.rechecking import look_again
 from supervisor.errors import InvalidRequestError, UnavailableError
 
 

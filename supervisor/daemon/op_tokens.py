@@ -38,9 +38,9 @@ import msgspec
 import structlog
 from pydantic import JsonValue
 
-from supervisor.catalog.governance import GovernanceConfig, read_key
+from supervisor.catalog.sections.governance import GovernanceConfig, read_key
 from supervisor.errors import ForbiddenError
-from supervisor.io.store import Entry, Store
+from supervisor.host.store.store import Entry, Store
 
 FIELD: Final = "verifiedOpToken"
 LATEST_S: Final = 1e15  # of a time in Unix seconds

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.gateway.body.typed import UNREADABLE
 
 ANSWER_LIMIT: Final = 4 * 1024 * 1024  # a longer answer passes as it is

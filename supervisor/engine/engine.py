@@ -27,6 +27,7 @@ from typing import Any, assert_never
 
 import structlog
 
+from supervisor.core.admission.waiting import first_to_serve
 from supervisor.core.decisions import DecisionLog
 from supervisor.core.demand import DEFAULT_DEMAND, Demand
 from supervisor.core.effects import (
@@ -62,7 +63,6 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.recovery import Recovery
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import SERVES, Crash, CrashClass, ModelId, RejectCode, StopCause, TicketId, WorkerState
-from supervisor.core.waiting import first_to_serve
 from supervisor.engine.recording import Recording
 from supervisor.engine.sampling import Sampling
 from supervisor.engine.status import ReadDoor
@@ -70,7 +70,7 @@ from supervisor.engine.ticket import Client, HandedOverError, Ticket, blocking_r
 from supervisor.engine.waits import Waits, WaitTrace
 from supervisor.errors import LeaseUnavailableError, NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
-from supervisor.io.memory import HolderPids, MemorySampler, WorkerKey
+from supervisor.host.memory.memory import HolderPids, MemorySampler, WorkerKey
 
 log = structlog.get_logger("llmux.engine")
 
@@ -443,7 +443,7 @@ class Engine(ReadDoor):
             await self._next_event()
 
     async def lease(self, request: LeaseRequested) -> None:
-        """Ask for memory for a process that isn't ours, and return when it is granted. See `daemon.partners`.
+        """Ask for memory for a process that isn't ours, and return when it is granted. See `engine.partners`.
 
         Cancelling stops waiting only: the caller posts LeaseEnded in the end, also after an error. Raises
         LeaseUnavailableError, or UnavailableError during the shutdown.

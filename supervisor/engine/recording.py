@@ -19,7 +19,7 @@ from inspect import getmembers, isclass
 from typing import Any, Final
 
 from supervisor import core
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
 from supervisor.core.effects import Effect
 from supervisor.core.events import Event
 from supervisor.core.scheduler import Scheduler
@@ -219,7 +219,7 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
 @cache
 def _classes() -> dict[str, type]:
     """The core's own classes, by name."""
-    modules = (import_module(f"{core.__name__}.{found.name}") for found in pkgutil.iter_modules(core.__path__))
+    modules = (import_module(found.name) for found in pkgutil.walk_packages(core.__path__, f"{core.__name__}."))
     own = {
         name: kind
         for module in modules

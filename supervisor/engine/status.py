@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from supervisor.core.admission.limits import Account, Standing
+from supervisor.core.admission.requests import limit_refusal
+from supervisor.core.admission.waiting import Forecast, first_to_serve, forecast
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
-from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.effects import Reject
-from supervisor.core.limits import Account, Standing
+from supervisor.core.memory.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
-from supervisor.core.plans import Plan
-from supervisor.core.requests import limit_refusal
+from supervisor.core.planning.plans import Plan
+from supervisor.core.planning.what_if import what_if
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import (
@@ -33,8 +35,6 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
-from supervisor.core.waiting import Forecast, first_to_serve, forecast
-from supervisor.core.what_if import what_if
 
 
 @dataclass(frozen=True, slots=True)

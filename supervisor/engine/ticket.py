@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from supervisor.core.admission.limits import Counted, Standing
 from supervisor.core.demand import Expected
 from supervisor.core.effects import AskClients, QueueLoad, Reject
-from supervisor.core.limits import Counted, Standing
 from supervisor.core.types import MODEL_PLACEHOLDER, Devices, Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import (
     MAX_RETRY_AFTER_S,
@@ -22,7 +22,7 @@ from supervisor.errors import (
     RateLimitError,
     UnavailableError,
 )
-from supervisor.io.upstream import Upstream
+from supervisor.host.upstream.upstream import Upstream
 
 _KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
     RejectCode.QUEUE_TIMEOUT: QueueTimeoutError,

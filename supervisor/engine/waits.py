@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from supervisor.core.admission.waiting import WaitKind, WaitReason, wait_reason
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import ModelId
-from supervisor.core.waiting import WaitKind, WaitReason, wait_reason
 
 MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
 

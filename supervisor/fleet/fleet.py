@@ -10,8 +10,8 @@ import structlog
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.overrides import Override
-from supervisor.catalog.sections import LimitsConfig
+from supervisor.catalog.models.overrides import Override
+from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import WorkerExited
 from supervisor.core.types import REMOTE, Crash, CrashClass, Devices, Generation, ModelId, base_of
@@ -19,9 +19,9 @@ from supervisor.fleet.launcher import Launcher, Started
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica
 from supervisor.fleet.worker import Worker
-from supervisor.io.memory import HolderPids, WorkerKey
-from supervisor.io.progress import Progress
-from supervisor.io.upstream import Upstream
+from supervisor.host.memory.memory import HolderPids, WorkerKey
+from supervisor.host.process.progress import Progress
+from supervisor.host.upstream.upstream import Upstream
 from supervisor.schema.model import WorkerFacts
 
 log = structlog.get_logger("llmux.worker")

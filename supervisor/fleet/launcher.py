@@ -15,11 +15,11 @@ from typing import Protocol
 from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
-from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership
-from supervisor.io.probe import ProbeResult
-from supervisor.io.process import ProcessExit
-from supervisor.io.progress import Progress
+from supervisor.host.memory.memory import WorkerKey
+from supervisor.host.process.ports import Ownership
+from supervisor.host.process.process import ProcessExit
+from supervisor.host.process.progress import Progress
+from supervisor.host.upstream.probe import ProbeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,16 @@ from supervisor.catalog import CatalogModel
 from supervisor.catalog.catalog import troubles_text
 from supervisor.core.types import REMOTE, DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
-from supervisor.io import leftover_containers
-from supervisor.io.env_lease import EnvironmentRemovedError, EnvLease
-from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership, PortRange, exposed, listens_on, owner_check
-from supervisor.io.probe import check_health, check_ready
-from supervisor.io.process import ProcessExit, WorkerProcess
-from supervisor.io.progress import read_progress
-from supervisor.io.spawn import SpawnOrder, spawn
-from supervisor.io.threads import in_thread
-from supervisor.io.venvs import give_back
+from supervisor.host.environments.env_lease import EnvironmentRemovedError, EnvLease
+from supervisor.host.environments.venvs import give_back
+from supervisor.host.memory.memory import WorkerKey
+from supervisor.host.process import leftover_containers
+from supervisor.host.process.ports import Ownership, PortRange, exposed, listens_on, owner_check
+from supervisor.host.process.process import ProcessExit, WorkerProcess
+from supervisor.host.process.progress import read_progress
+from supervisor.host.process.spawn import SpawnOrder, spawn
+from supervisor.host.process.threads import in_thread
+from supervisor.host.upstream.probe import check_health, check_ready
 
 log = structlog.get_logger("llmux.worker")
 

@@ -19,16 +19,16 @@ from runtimes.adapters.remote_adapter import RemoteAdapter
 from runtimes.base import ModelUnusableError, RemoteSpec
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.sections import LimitsConfig
+from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnready
 from supervisor.core.types import Crash, CrashClass
 from supervisor.fleet.replica import Post
-from supervisor.io.memory import WorkerKey
-from supervisor.io.probe import Readiness
+from supervisor.host.memory.memory import WorkerKey
+from supervisor.host.upstream.probe import Readiness
 from supervisor.schema.model import WorkerFacts
 
 if TYPE_CHECKING:
-    from supervisor.io.remote import RemotePool
+    from supervisor.host.upstream.remote import RemotePool
 
 log = structlog.get_logger("llmux.remote")
 
@@ -91,7 +91,7 @@ class Remote:
             await upstream.close()
 
     def _pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
-        from supervisor.io.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
+        from supervisor.host.upstream.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
 
         limits = self._limits
         return RemotePool(spec, loop, first_byte_s=limits.first_byte_s, idle_s=limits.stream_idle_s)

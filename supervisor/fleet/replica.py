@@ -7,9 +7,9 @@ from typing import Protocol
 
 from supervisor.core.events import Event
 from supervisor.core.types import Crash
-from supervisor.io.memory import HolderPids
-from supervisor.io.progress import Progress
-from supervisor.io.upstream import Upstream
+from supervisor.host.memory.memory import HolderPids
+from supervisor.host.process.progress import Progress
+from supervisor.host.upstream.upstream import Upstream
 from supervisor.schema.model import WorkerFacts
 
 Post = Callable[[Event], None]

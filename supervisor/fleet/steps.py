@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import LlmuxError
-from supervisor.io.upstream import Upstream
+from supervisor.host.upstream.upstream import Upstream
 from supervisor.schema.request import Step
 
 TIMEOUT_S: Final = 1.0

@@ -21,21 +21,21 @@ from msgspec import UNSET
 
 from runtimes.base import LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.sections import LimitsConfig
+from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnkillable, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, Devices, Parts, base_of
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
 from supervisor.fleet.steps import steps_of
-from supervisor.io.logs import CRASH_LINES, classify, tail
-from supervisor.io.memory import HolderPids, WorkerKey
-from supervisor.io.ports import Ownership
-from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_inference, startup_delay_s
-from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
-from supervisor.io.progress import Progress
-from supervisor.io.threads import in_thread
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.memory.memory import HolderPids, WorkerKey
+from supervisor.host.process.logs import CRASH_LINES, classify, tail
+from supervisor.host.process.ports import Ownership
+from supervisor.host.process.process import HOST_TROUBLE, SpawnError, UnkillableError
+from supervisor.host.process.progress import Progress
+from supervisor.host.process.threads import in_thread
+from supervisor.host.upstream.probe import Liveness, Readiness, StartupPatience, check_inference, startup_delay_s
+from supervisor.host.upstream.upstream import UpstreamPool
 from supervisor.schema.model import WorkerFacts
 from supervisor.schema.request import Step
 

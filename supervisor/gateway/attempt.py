@@ -14,8 +14,8 @@ from supervisor.engine.ticket import Ticket
 from supervisor.gateway.filters.filters import TAIL_BYTES, TAIL_PIECES, remember
 from supervisor.gateway.filters.model_name import Renaming
 from supervisor.gateway.filters.translation import SAME_NAMES, AnswerTranslation, StreamTranslation
-from supervisor.io.request_buffer import RequestBuffer
-from supervisor.io.upstream import Headers
+from supervisor.host.store.request_buffer import RequestBuffer
+from supervisor.host.upstream.upstream import Headers
 
 if TYPE_CHECKING:
     from supervisor.schema.request import Step
@@ -128,7 +128,7 @@ class Attempt:
     # The outcome:
     ticket: Ticket | None = None  # once it is admitted
     outcome: Outcome = field(default_factory=Outcome)
-    step: Step | None = None  # its progress, as its worker reported it last; see `daemon.steps`
+    step: Step | None = None  # its progress, as its worker reported it last; see `daemon.observability.steps`
     was_sent_again: bool = False
 
     @property

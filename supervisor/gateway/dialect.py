@@ -13,12 +13,12 @@ from typing import Protocol
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
 from supervisor.gateway.filters.translation import StreamTranslation, TargetedTranslation, Translation
-from supervisor.io.upstream import Headers
+from supervisor.host.upstream.upstream import Headers
 
 
 class ReasoningEvent(Protocol):

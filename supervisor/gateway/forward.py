@@ -22,8 +22,8 @@ from supervisor.gateway.filters.filters import EVENTS, STREAMS, Filter, Filtered
 from supervisor.gateway.filters.stream_end import StreamFailedError, StreamJudge
 from supervisor.gateway.filters.translation import called, ignored_header
 from supervisor.gateway.upstream_error import Refusal, WorkerAnswerError, error_answer, restated, upstream_error
-from supervisor.io.request_buffer import Gathered
-from supervisor.io.upstream import Headers, Upstream, UpstreamResponse
+from supervisor.host.store.request_buffer import Gathered
+from supervisor.host.upstream.upstream import Headers, Upstream, UpstreamResponse
 
 if TYPE_CHECKING:
     from supervisor.gateway.response_cycle import ResponseCycle

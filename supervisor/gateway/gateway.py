@@ -50,9 +50,9 @@ from supervisor.gateway.route.prepare import Preparing
 from supervisor.gateway.route.routes import Routes
 from supervisor.gateway.send import Sending, is_for_another, last_filters
 from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded
-from supervisor.io.picture_store import PictureStore
-from supervisor.io.request_buffer import BodyBudget, RequestBuffer
-from supervisor.io.response_store import ResponseStore
+from supervisor.host.store.picture_store import PictureStore
+from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
+from supervisor.host.store.response_store import ResponseStore
 
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to that worker, so

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.disconnect import Scope
-from supervisor.io.upstream import HOP_BY_HOP, Headers
+from supervisor.host.upstream.upstream import HOP_BY_HOP, Headers
 
 PRIORITY: Final = b"x-priority"
 TENANT: Final = b"x-tenant-id"

@@ -1,7 +1,7 @@
 """What a streaming client gets while its request waits for a model: its dialect's keep-alive bytes, and the load's status.
 
 The status is events of the dialect, each with a line of text. There is a new line when the request waits for something else,
-and every few seconds while the model loads. The words are those of `core.waiting`; the estimate is how long the model's last
+and every few seconds while the model loads. The words are those of `core.admission.waiting`; the estimate is how long the model's last
 load took, and there is none before the first load.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from supervisor.core.waiting import WaitKind, WaitReason
+from supervisor.core.admission.waiting import WaitKind, WaitReason
 from supervisor.engine.engine import Engine
 from supervisor.gateway.dialect import Dialect, ReasoningEvent
 from supervisor.gateway.disconnect import Send
 from supervisor.gateway.request import Request
-from supervisor.io.upstream import Headers
+from supervisor.host.upstream.upstream import Headers
 
 INTERVAL_S: Final = 10.0
 LOAD_STATUS_AFTER_S: Final = 1.0  # a loaded model has answered by then

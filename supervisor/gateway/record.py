@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict, astuple, replace
 
+from supervisor.core.admission.waiting import WaitKind, WaitReason
 from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand
 from supervisor.core.types import Devices, ModelId
-from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.engine.waits import WaitSegment
 from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 

@@ -17,8 +17,8 @@ from supervisor.gateway.filters.translation import shown
 from supervisor.gateway.identity.trace_context import TraceContext
 from supervisor.gateway.record import BODY, MESSAGE_LIMIT, RequestRecord
 from supervisor.gateway.route.caching import CacheDirective
-from supervisor.io.request_buffer import RequestBuffer
-from supervisor.io.upstream import Headers
+from supervisor.host.store.request_buffer import RequestBuffer
+from supervisor.host.upstream.upstream import Headers
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.head import RequestHead, head_of
-from supervisor.io.request_buffer import RequestBuffer
+from supervisor.host.store.request_buffer import RequestBuffer
 
 if TYPE_CHECKING:
-    from supervisor.catalog.clients import ClientConfig
+    from supervisor.catalog.sections.clients import ClientConfig
     from supervisor.gateway.filters.body_log import Capture
     from supervisor.gateway.filters.stored_conversation import StoredConversation
     from supervisor.gateway.keepalive import Keepalive

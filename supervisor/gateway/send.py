@@ -24,8 +24,8 @@ from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.mending import Mending
 from supervisor.gateway.tunnel import client_of, tunnel
 from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded, is_overflow
-from supervisor.io.picture_store import PictureStore
-from supervisor.io.request_buffer import BodyBudget, Gathered
+from supervisor.host.store.picture_store import PictureStore
+from supervisor.host.store.request_buffer import BodyBudget, Gathered
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 

@@ -15,7 +15,7 @@ from supervisor.gateway.disconnect import ResponseOverError, Scope
 from supervisor.gateway.forward import ERROR_LIMIT
 from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.upstream_error import upstream_error
-from supervisor.io.upstream import Headers, Upstream, UpstreamPool
+from supervisor.host.upstream.upstream import Headers, Upstream, UpstreamPool
 
 EXTENSION: Final = "llmux.tunnel"
 PIECE: Final = 64 * 1024

@@ -18,7 +18,7 @@ from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.filters.translation import SAME_NAMES
-from supervisor.io.upstream import Headers
+from supervisor.host.upstream.upstream import Headers
 
 _TEXT_LIMIT: Final = 1000
 # As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM and OpenAI do; as Anthropic does.

@@ -18,7 +18,7 @@ import msgspec
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
-from supervisor.io.request_buffer import Bytes
+from supervisor.host.store.request_buffer import Bytes
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_LIMIT: Final = 512  # characters

@@ -28,8 +28,8 @@ from pydantic import JsonValue
 
 from supervisor.core.demand import LEAST_URGENT
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, TooLargeError, UnavailableError
-from supervisor.io.request_buffer import BodyBudget, Bytes, RequestBuffer
-from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.host.store.request_buffer import BodyBudget, Bytes, RequestBuffer
+from supervisor.host.store.store import Entry, NotSavedError, Store
 from supervisor.jobs import batch_file as lines
 from supervisor.jobs.batch_file import Lines
 from supervisor.jobs.files import MOST, File, Files, new_id

@@ -23,8 +23,8 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.errors import NotFoundError, UnavailableError
-from supervisor.io.request_buffer import Bytes
-from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.host.store.request_buffer import Bytes
+from supervisor.host.store.store import Entry, NotSavedError, Store
 from supervisor.schema.job import Purpose
 
 MOST: Final = 10_000

@@ -27,12 +27,12 @@ from typing import Any, BinaryIO, Final
 import structlog
 from msgspec.structs import replace
 
-from supervisor.catalog.sections import JobsConfig
+from supervisor.catalog.sections.sections import JobsConfig
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.gateway.request import Request
-from supervisor.io.files import replacing
-from supervisor.io.request_buffer import Bytes, RequestBuffer
-from supervisor.io.store import NotSavedError
+from supervisor.host.store.files import replacing
+from supervisor.host.store.request_buffer import Bytes, RequestBuffer
+from supervisor.host.store.store import NotSavedError
 from supervisor.jobs.files import Files
 from supervisor.jobs.job import Inference, Line, Response
 from supervisor.jobs.jobs import Jobs, Kind, Progress

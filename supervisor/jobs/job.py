@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.core.types import ModelId
-from supervisor.io.store import NotSavedError, Store
+from supervisor.host.store.store import NotSavedError, Store
 from supervisor.schema.job import JobKind, State
 
 KEY: Final = "key"  # where the ASGI scope's state has the request's key

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pydantic import JsonValue
 
 from supervisor.errors import NotFoundError
-from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.host.store.store import Entry, NotSavedError, Store
 from supervisor.jobs.job import AnyJob, Job
 
 SWEEP_S: Final = 60.0

@@ -20,7 +20,7 @@ import structlog
 from supervisor.catalog import Configuration
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, UnavailableError
-from supervisor.io import watched
+from supervisor.host.process import watched
 from supervisor.jobs.job import Pull, number_of
 from supervisor.jobs.jobs import Jobs, Kind, Progress
 from supervisor.schema.job import State

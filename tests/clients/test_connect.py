@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.http.ui import FOLDER
+from supervisor.server.ui import FOLDER
 from tests.support import client_programs, tiny
 from tests.support.daemon import gguf, running
 from tests.support.limits import LIMIT_S

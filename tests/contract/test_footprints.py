@@ -12,8 +12,8 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.core.types import Generation, ModelId
-from supervisor.io.host_memory import DEVICE, HostMemory
-from supervisor.io.memory import HolderPids
+from supervisor.host.memory.host_memory import DEVICE, HostMemory
+from supervisor.host.memory.memory import HolderPids
 from tests.contract import conftest, speech
 from tests.contract.conftest import Question, Subject, Worker
 from tests.support import environments, fake_whisper_server, hearing, minilm, seeing, tiny_language, tiny_pictures

@@ -16,7 +16,7 @@ import pytest
 
 from runtimes.llama_server.adapter import config
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.upstream.upstream import UpstreamPool
 from tests.support import tiny
 from tests.support.limits import LIMIT_S
 

@@ -27,7 +27,7 @@ TABLE: Final = (
         1,
         "kill -9 of the daemon at any moment",
         "No process of its workers lives 2 s later, not even a detached grandchild. A new daemon with ten models serves within 2 s.",
-        "`io/shim`: each worker runs below a subreaper that gets a parent-death signal, ends on end of input, and kills its tree.",
+        "`host/process/shim`: each worker runs below a subreaper that gets a parent-death signal, ends on end of input, and kills its tree.",
         (
             "tests/faults/test_identity.py::TestHiddenChildren",
             "tests/faults/test_takeover.py::TestAfterwards",
@@ -37,7 +37,7 @@ TABLE: Final = (
         2,
         "kill -9 of the daemon and of its shims",
         "The next start has ended what is left within 1 s, before it takes its port.",
-        "`io/reap`: leftovers are found by the instance's mark in their environment, and by their start time.",
+        "`host/process/reap`: leftovers are found by the instance's mark in their environment, and by their start time.",
         (
             "tests/faults/test_identity.py::TestCopiedDirectory",
             "tests/faults/test_identity.py::TestLivingDaemon",
@@ -47,13 +47,13 @@ TABLE: Final = (
         3,
         "A worker ends; its grandchild holds the output open",
         "The stop is over at most 1 s after the grace.",
-        "`io/process`: pidfds say when a tree is gone; output goes to a file, never to a pipe.",
+        "`host/process/process`: pidfds say when a tree is gone; output goes to a file, never to a pipe.",
     ),
     Fault(
         4,
         "A worker ignores SIGTERM",
         "SIGKILL follows when `grace_s` is over, within half a second.",
-        "`io/process`: grace, then SIGKILL to the whole tree.",
+        "`host/process/process`: grace, then SIGKILL to the whole tree.",
     ),
     Fault(
         5,
@@ -66,27 +66,27 @@ TABLE: Final = (
         6,
         "A worker's first thread ended, its others live",
         "Its memory is not given to anybody before the process ended.",
-        "`io/process`: only the pidfd tells an end, never the state in /proc.",
+        "`host/process/process`: only the pidfd tells an end, never the state in /proc.",
     ),
     Fault(
         7,
         "A process that SIGKILL does not end",
         "Its device is quarantined with an alert; the other devices serve on.",
-        "`io/process` says so after a bounded wait, `core/ledger` keeps the lease and blocks the device.",
+        "`host/process/process` says so after a bounded wait, `core/memory/ledger` keeps the lease and blocks the device.",
         ("tests/unit/core/test_scheduler_memory.py",),
     ),
     Fault(
         8,
         "A pid is used again",
         "A stranger is never signalled.",
-        "`io/reap`: pid, start time and mark are compared, and signals go to a pidfd.",
+        "`host/process/reap`: pid, start time and mark are compared, and signals go to a pidfd.",
         ("tests/faults/test_identity.py::TestStrangers",),
     ),
     Fault(
         9,
         "A worker never becomes ready",
         "After five failures in ten minutes the model is given up with its cause; callers hear it within 1 s. It is tried again every `failed_retry_s`, unless its arguments are wrong.",
-        "`core/termination`: backoff with jitter, then FAILED; the classified cause is in each answer.",
+        "`core/workers/termination`: backoff with jitter, then FAILED; the classified cause is in each answer.",
         (
             "tests/faults/test_host_trouble.py::TestFailed",
             "tests/faults/test_host_trouble.py::TestRefused",
@@ -107,19 +107,19 @@ TABLE: Final = (
         11,
         "A start is cancelled",
         "No process is left.",
-        "`io/spawn`: the spawn runs in a shielded task, which ends what it started.",
+        "`host/process/spawn`: the spawn runs in a shielded task, which ends what it started.",
     ),
     Fault(
         12,
         "A worker logs without end",
         "The disk use is bounded, and the worker never blocks.",
-        "`io/shim`: the log is a file, which the shim shortens while it is written.",
+        "`host/process/shim`: the log is a file, which the shim shortens while it is written.",
     ),
     Fault(
         13,
         "Somebody takes, shares or answers on a worker's port",
         "It is detected, and no request goes astray.",
-        "`io/ports`: the kernel is asked whose process listens, at the start and with each probe.",
+        "`host/process/ports`: the kernel is asked whose process listens, at the start and with each probe.",
     ),
     Fault(
         14,
@@ -139,23 +139,23 @@ TABLE: Final = (
         16,
         "A worker's answer is cut, or is no HTTP",
         "502 with an error response in the client's dialect; if the answer had begun, an event with the error, or a cut connection where it is no stream.",
-        "`io/upstream`, `gateway/upstream_error`.",
+        "`host/upstream/upstream`, `gateway/upstream_error`.",
         ("tests/unit/gateway/test_forward.py::TestErrorAnswers",),
     ),
     Fault(
         17,
         "GPU memory comes back late, or never",
         "A load starts only on measured free memory; it is never over-committed.",
-        "`core/device_ledger`: free memory is the lesser of what is measured and what leases leave.",
-        ("tests/unit/io/test_nvml.py::TestMemoryThatReturnsLate",),
+        "`core/memory/device_ledger`: free memory is the lesser of what is measured and what leases leave.",
+        ("tests/unit/host/test_nvml.py::TestMemoryThatReturnsLate",),
     ),
     Fault(
         18,
         "The GPU's driver is lost, hangs or changed its version",
         "The last values stay, marked as stale; nothing new is loaded; requests are served on.",
-        "`io/nvml`, `io/memory`: read in a thread, opened anew with growing pauses.",
+        "`host/memory/nvml`, `host/memory/memory`: read in a thread, opened anew with growing pauses.",
         (
-            "tests/unit/io/test_nvml.py::TestALostDriver",
+            "tests/unit/host/test_nvml.py::TestALostDriver",
             "tests/faults/test_lost_card.py",
             "tests/faults/test_amd.py",
         ),
@@ -164,22 +164,22 @@ TABLE: Final = (
         19,
         "A stranger takes GPU memory while a model loads",
         "The crash is classified as out of memory: more room from then on, one eviction and one more try; then it has failed.",
-        "`core/termination`: the exit code and the last lines of the log tell the class; the raised footprint is stored.",
+        "`core/workers/termination`: the exit code and the last lines of the log tell the class; the raised footprint is stored.",
     ),
     Fault(
         20,
         "The driver's process list is empty, foreign or without sizes",
         "Leases and measurements are right nevertheless.",
-        "`io/free_delta`: the fall of free memory stands in for the list.",
-        ("tests/unit/io/test_nvml.py::TestWithoutAProcessList",),
+        "`host/memory/free_delta`: the fall of free memory stands in for the list.",
+        ("tests/unit/host/test_nvml.py::TestWithoutAProcessList",),
     ),
     Fault(
         21,
         "The disk is full",
         "What was stored stays, and what is loaded serves on.",
-        "`io/store`: SQLite with a backup; what can't be saved is a warning.",
+        "`host/store/store`: SQLite with a backup; what can't be saved is a warning.",
         (
-            "tests/unit/io/test_store.py::TestAFullDisk",
+            "tests/unit/host/test_store.py::TestAFullDisk",
             "tests/faults/test_host_trouble.py::TestDisk",
             "tests/faults/test_host_trouble.py::TestFolders",
         ),
@@ -188,11 +188,11 @@ TABLE: Final = (
         22,
         "Killed while it writes; files torn",
         "Each start succeeds, from the state, from its backup, or empty.",
-        "`io/store`: transactions, a backup, and damaged files are put aside.",
+        "`host/store/store`: transactions, a backup, and damaged files are put aside.",
         (
-            "tests/unit/io/test_store.py::TestKilled",
-            "tests/unit/io/test_store.py::TestADamagedState",
-            "tests/unit/io/test_store.py::TestADamagedCache",
+            "tests/unit/host/test_store.py::TestKilled",
+            "tests/unit/host/test_store.py::TestADamagedState",
+            "tests/unit/host/test_store.py::TestADamagedCache",
         ),
     ),
     Fault(
@@ -200,7 +200,7 @@ TABLE: Final = (
         "A configuration with mistakes is reloaded",
         "The old one serves on, and all mistakes are listed. A missing file is its model's trouble, not the configuration's: the "
         "others are served, and it comes back when the file does.",
-        "`daemon/reload`: read and checked as a whole before anything changes; `daemon/rechecking` looks again at models that "
+        "`daemon/configuration/reload`: read and checked as a whole before anything changes; `daemon/configuration/rechecking` looks again at models that "
         "can't run.",
         (
             "tests/e2e/daemon/test_missing_files.py",
@@ -224,20 +224,20 @@ TABLE: Final = (
         25,
         "500 requests at once for a cold model",
         "One worker is started; who finds the queue full is refused within 50 ms.",
-        "`core/admission`, `core/queue`: a load is a task of its own, and queues are bounded.",
+        "`core/admission/admission`, `core/admission/queue`: a load is a task of its own, and queues are bounded.",
     ),
     Fault(
         26,
         "Two models take turns on one device",
         "At most one swap per `min_residency_s` while both are in demand, nobody waits past `queue_wait_s`, and no answer is cut.",
-        "`core/admission`: minimum residency and aging; `core/eviction`: answers run to their end while clients read.",
+        "`core/admission/admission`: minimum residency and aging; `core/planning/eviction`: answers run to their end while clients read.",
         ("tests/faults/test_slow_reader_drain.py",),
     ),
     Fault(
         27,
         "A client reads slowly, or not at all",
         "Each costs at most 1 MiB.",
-        "`io/upstream`: nothing more is read of the worker while 128 KiB wait.",
+        "`host/upstream/upstream`: nothing more is read of the worker while 128 KiB wait.",
         (
             "tests/unit/gateway/test_forward.py::TestSlowReader",
             "tests/faults/test_slow_reader_drain.py",
@@ -248,7 +248,7 @@ TABLE: Final = (
         28,
         "200 connections that never finish their head; no descriptors left",
         "The admin API answers within 1 s of their release; no worker is killed for a probe that had no descriptor.",
-        "`http/protocol`: `header_s`; `fleet/worker`: our own want of descriptors is no failure of a worker.",
+        "`server/protocol`: `header_s`; `fleet/worker`: our own want of descriptors is no failure of a worker.",
         (
             "tests/faults/test_host_trouble.py::TestRefused",
             "tests/security/test_slow_and_many.py",
@@ -258,7 +258,7 @@ TABLE: Final = (
         29,
         "A signed token is replayed, stale or altered",
         "It is refused, also after a restart, after a clock that was wrong for a while, and where the state was lost.",
-        "`daemon/op_tokens`: nonces are kept, and of forgotten ones the times until which they were good; `io/store` says since "
+        "`daemon/op_tokens`: nonces are kept, and of forgotten ones the times until which they were good; `host/store/store` says since "
         "when nothing was lost.",
         (
             "tests/unit/daemon/test_op_tokens.py::TestOnce",
@@ -270,7 +270,7 @@ TABLE: Final = (
         "SIGTERM under load; a wall clock that is set; a loop that stands still",
         "Who waits for a model gets 503 with `Retry-After` at once; the drain is bounded. Nothing is started or stopped for the "
         "clock; the watchdog fires.",
-        "`engine/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
+        "`engine/engine` drains; deadlines are monotonic; `cli/serving/daemon` feeds systemd's watchdog from the loop.",
         (
             "tests/installation/test_restart.py",
             "tests/installation/test_service.py::TestNotify",
@@ -283,27 +283,27 @@ TABLE: Final = (
         "The daemon is replaced by a successor, or either is killed or hangs meanwhile",
         "No request fails, no stream breaks, no model loads again. After a kill one of the two serves, or every tree is gone within 2 s. "
         "A successor that hangs holds loads back for at most 10 s.",
-        "`daemon/handover`, `daemon/takeover`: descriptors are passed on, and each step has its time; `io/shim` confirms whose death counts.",
+        "`daemon/handover/handover`, `daemon/handover/takeover`: descriptors are passed on, and each step has its time; `host/process/shim` confirms whose death counts.",
         (
             "tests/faults/test_takeover.py",
             "tests/faults/test_hung_successor.py",
-            "tests/faults/io/test_shim_handover.py",
+            "tests/faults/host/test_shim_handover.py",
         ),
     ),
     Fault(
         32,
         "Nobody reads the log",
         "Requests are answered, and SIGTERM ends the daemon in its usual time. Lost lines are counted and said.",
-        "`cli/log_lines`: lines are written without waiting; a thread waits for the reader.",
+        "`cli/serving/log_lines`: lines are written without waiting; a thread waits for the reader.",
         ("tests/faults/test_stuck_log_reader.py",),
     ),
     Fault(
         33,
         "Requests with large bodies end, whatever way they went",
         "The daemon's memory is within 10 MiB of what it was, also where the collector never ran.",
-        "`io/request_buffer`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
+        "`host/store/request_buffer`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
         "What serves a request refers to its context, which refers to none of it: nothing of size is in a cycle. "
-        "`cli/own_process` has the C library give back what it keeps.",
+        "`cli/serving/own_process` has the C library give back what it keeps.",
         ("tests/faults/test_bodies_memory.py", "tests/faults/test_endless_answers.py"),
     ),
     Fault(
@@ -311,7 +311,7 @@ TABLE: Final = (
         "Handling an event raises: a bug of llmux, or data that nobody checked",
         "Its model has failed and its requests are answered, or nothing has happened. The others are served; the daemon ends when told.",
         "`core/recovery`: the state is made again as it was, by a copy and the events since; then the event is handled without "
-        "that model. `catalog`, `io/memory`, `io/store` check what adapters, drivers and files say.",
+        "that model. `catalog`, `host/memory/memory`, `host/store/store` check what adapters, drivers and files say.",
         (
             "tests/unit/core/test_recovery.py",
             "tests/unit/engine/test_engine.py::TestMistakes",
@@ -321,7 +321,7 @@ TABLE: Final = (
         35,
         "SIGTERM while a worker, a driver, a successor or llmux itself is stuck",
         "The daemon ends within drain, grace and ten seconds, and no worker is left. A second signal takes the drain off.",
-        "`cli/own_process`: a thread without Python and an alarm end the process; `io/shim` ends its workers.",
+        "`cli/serving/own_process`: a thread without Python and an alarm end the process; `host/process/shim` ends its workers.",
     ),
     Fault(
         36,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.daemon.handover import SOCKET
+from supervisor.daemon.handover.handover import SOCKET
 from tests.faults.test_takeover import Upgraded, worker
 from tests.support.clients import Stream, code
 from tests.support.counts import times

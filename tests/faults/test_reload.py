@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from supervisor.catalog.keys import new_key
-from supervisor.daemon.reload import STILL_S
+from supervisor.daemon.configuration.reload import STILL_S
 from tests.support import shell
 from tests.support.clients import Stream
 from tests.support.counts import SOAK

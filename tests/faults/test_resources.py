@@ -18,10 +18,10 @@ import yaml
 
 from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
-from supervisor.cli import own_process
-from supervisor.cli.daemon import serve
-from supervisor.cli.server import Listeners, listen
-from supervisor.io.reap import take_lock
+from supervisor.cli.serving import own_process
+from supervisor.cli.serving.daemon import serve
+from supervisor.cli.serving.server import Listeners, listen
+from supervisor.host.process.reap import take_lock
 from tests.support.clients import Call, Stream, stats
 from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, running, wait_until

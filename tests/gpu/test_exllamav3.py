@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import card as cards
-from supervisor.catalog.folders import runtimes_dir
-from supervisor.io import venvs
+from supervisor.catalog.loading.folders import runtimes_dir
+from supervisor.host.environments import venvs
 from tests.support.daemon import running
 
 CARD = cards.first()

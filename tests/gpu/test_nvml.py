@@ -9,9 +9,9 @@ import pytest
 
 from bench.gpu.measures import Outsider
 from supervisor.core.types import Generation, ModelId
-from supervisor.io.devices import open_sampler
-from supervisor.io.memory import HolderPids
-from supervisor.io.nvml import DriverUnavailableError, NvmlSession
+from supervisor.host.memory.devices import open_sampler
+from supervisor.host.memory.memory import HolderPids
+from supervisor.host.memory.nvml import DriverUnavailableError, NvmlSession
 
 try:
     FOUND = [gpu for gpu in NvmlSession().find() if not gpu.unusable]

@@ -13,7 +13,7 @@ import pytest
 
 from bench.gpu import card as cards
 from bench.gpu import measures, subjects
-from supervisor.catalog.folders import runtimes_dir
+from supervisor.catalog.loading.folders import runtimes_dir
 from tests.support import daemon as daemons
 
 CARD = cards.first()

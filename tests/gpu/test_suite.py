@@ -17,7 +17,7 @@ from bench.gpu import __main__ as bench
 from bench.gpu import card as cards
 from bench.gpu import measures, page, subjects
 from runtimes.registry import REGISTRY
-from supervisor.io import venvs
+from supervisor.host.environments import venvs
 from tests.support import daemon as daemons
 from tests.support import hf_folder, minilm
 from tests.support.clients import Gpu

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from runtimes.device_kind import ROCM
-from supervisor.io import devices, venvs
-from supervisor.io import installer as installers
-from supervisor.io.amd import AmdDriver
-from supervisor.io.installer import InstallError
-from supervisor.io.recipe import Recipe
+from supervisor.host.environments import installer as installers
+from supervisor.host.environments import venvs
+from supervisor.host.environments.installer import InstallError
+from supervisor.host.environments.recipe import Recipe
+from supervisor.host.memory import devices
+from supervisor.host.memory.amd import AmdDriver
 from tests.support import fake_nvml
 from tests.support.fake_amd import Amd
 from tests.support.wheels import wheel

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from runtimes.base import Build
-from supervisor.cli import environments as products
-from supervisor.io import compiling, devices, venvs
-from supervisor.io import installer as installers
-from supervisor.io.installer import InstallError
-from supervisor.io.recipe import Recipe, pinned
+from supervisor.cli.environments import environments as products
+from supervisor.host.environments import compiling, venvs
+from supervisor.host.environments import installer as installers
+from supervisor.host.environments.installer import InstallError
+from supervisor.host.environments.recipe import Recipe, pinned
+from supervisor.host.memory import devices
 from tests.support import fake_nvml
 from tests.support.daemon import wait_until
 from tests.support.small_disk import small_disk
@@ -224,7 +225,7 @@ class TestCompiled:
         below = tmp_path / "pid"
         compiling = f"sleep 1000 & echo $! > {below}; wait"
         own = f"import signal; signal.signal({number:d}, signal.SIG_DFL)"  # nohup's programs ignore one of them
-        program = f"{own}; from supervisor.io.installer import run; run(['sh', '-c', {compiling!r}], {{}}, print)"
+        program = f"{own}; from supervisor.host.environments.installer import run; run(['sh', '-c', {compiling!r}], {{}}, print)"
         with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as installer:
             wait_until(lambda: below.exists() and below.read_text().endswith("\n"), what="it compiles")
             installer.send_signal(number)
@@ -243,7 +244,7 @@ class TestCompiled:
         compiled.lock.write_text(f"worker==1.0 --hash=sha256:{digest}\n")
         with small_disk(tmp_path / "disk") as disk:
             program = (
-                "import sys; from pathlib import Path; from supervisor.io import venvs; from supervisor.io.recipe import Recipe; "
+                "import sys; from pathlib import Path; from supervisor.host.environments import venvs; from supervisor.host.environments.recipe import Recipe; "
                 "venvs.install(Recipe('demo', Path(sys.argv[1])), Path(sys.argv[2]), print, device='cpu')"
             )
             done = subprocess.run(

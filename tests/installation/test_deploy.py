@@ -20,7 +20,7 @@ import yaml
 
 from supervisor.catalog import load
 from supervisor.catalog.keys import Scope, load_keys
-from supervisor.catalog.sections import ServerConfig
+from supervisor.catalog.sections.sections import ServerConfig
 from tests.support.daemon import REPOSITORY
 from tests.support.limits import LIMIT_S
 

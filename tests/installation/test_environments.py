@@ -13,8 +13,8 @@ from runtimes.adapters.worker_adapter import BOOTSTRAP, WorkerAdapter
 from runtimes.base import LaunchContext, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
-from supervisor.cli import environments as products
-from supervisor.cli import worker_imports
+from supervisor.cli.environments import environments as products
+from supervisor.cli.environments import worker_imports
 from tests.support import environments, hf_folder
 from tests.support.daemon import running
 from tests.support.limits import LIMIT_S

@@ -15,16 +15,17 @@ import pytest
 from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
-from supervisor.cli import environments, model_entries, packages
 from supervisor.cli.bench import gpu_report
-from supervisor.cli.packages import Wanted
+from supervisor.cli.environments import environments, packages
+from supervisor.cli.environments.packages import Wanted
+from supervisor.cli.models import model_entries
 from supervisor.core.events import DeviceSample
 from supervisor.errors import InvalidRequestError
-from supervisor.io import venvs
-from supervisor.io.archives import ReleaseError
-from supervisor.io.archives.elf import needs
-from supervisor.io.archives.unpack import unpack
-from supervisor.io.installer import InstallError
+from supervisor.host.environments import venvs
+from supervisor.host.environments.archives import ReleaseError
+from supervisor.host.environments.archives.elf import needs
+from supervisor.host.environments.archives.unpack import unpack
+from supervisor.host.environments.installer import InstallError
 from tests.support import build_llama_server, fake_nvml, fake_releases, tiny
 from tests.support.clients import Gpu
 from tests.support.daemon import running
@@ -84,7 +85,7 @@ def machine(tmp_path, archives, monkeypatch) -> Iterator[Machine]:
     icd = tmp_path / "fake_icd.json"
     icd.write_text("{}")
     monkeypatch.setenv("VK_DRIVER_FILES", str(icd))
-    monkeypatch.setattr("supervisor.io.machine.look.__defaults__", (None, lambda _library: True))
+    monkeypatch.setattr("supervisor.host.memory.machine.look.__defaults__", (None, lambda _library: True))
     with fake_releases.serving() as releases:
         monkeypatch.setenv("LLMUX_LLAMA_CPP_RELEASES", releases.url)
         releases.add(PINNED, archives["pinned"])
@@ -158,7 +159,7 @@ class TestInstall:
         async def unreadable(_, device):
             return DeviceSample(device.id, 0, stale=True)
 
-        monkeypatch.setattr("supervisor.cli.proof._sample", unreadable)
+        monkeypatch.setattr("supervisor.cli.environments.proof._sample", unreadable)
         assert "its memory can't be read now" in machine.install()
         assert machine.used() == (None, None)
 
@@ -374,7 +375,7 @@ class TestUnpacking:
 
     @pytest.mark.parametrize(("bound", "most"), [("MOST_FILES", 3), ("MOST_BYTES", 30)])
     def test_bounds(self, tmp_path, monkeypatch, bound, most):
-        monkeypatch.setattr(f"supervisor.io.archives.unpack.{bound}", most)
+        monkeypatch.setattr(f"supervisor.host.environments.archives.unpack.{bound}", most)
         members = [(tarfile.TarInfo(f"top/{number}"), b"x" * 10) for number in range(4)]
         for member, content in members:
             member.size = len(content)

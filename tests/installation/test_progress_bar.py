@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from supervisor.cli import environments, output
-from supervisor.io.recipe import Recipe
+from supervisor.cli import output
+from supervisor.cli.environments import environments
+from supervisor.host.environments.recipe import Recipe
 from tests.support.wheels import wheel
 
 

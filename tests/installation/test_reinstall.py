@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli import environments
-from supervisor.io import venvs
-from supervisor.io.recipe import Recipe
+from supervisor.cli.environments import environments
+from supervisor.host.environments import venvs
+from supervisor.host.environments.recipe import Recipe
 from tests.support import tiny
 from tests.support.daemon import REPOSITORY, Daemon, gguf, running, wait_until
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import uv
 
-from supervisor.io import files, venvs
-from supervisor.io.installer import InstallError
-from supervisor.io.recipe import Recipe
+from supervisor.host.environments import venvs
+from supervisor.host.environments.installer import InstallError
+from supervisor.host.environments.recipe import Recipe
+from supervisor.host.store import files
 from tests.support.daemon import wait_until
 from tests.support.wheels import wheel
 
@@ -154,7 +155,7 @@ class TestFailure:
     def test_killed_at_any_moment(self, lock, tmp_path):
         old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
         recipe = lock("2.0")
-        code = "from pathlib import Path; from supervisor.io import recipe, venvs\n"
+        code = "from pathlib import Path; from supervisor.host.environments import recipe, venvs\n"
         code += f"wanted = recipe.Recipe('demo', Path({str(recipe.lock)!r}))\n"
         code += "import signal, sys\ndef tell(line):\n"
         code += "    if 'lingers' in sys.argv and not line.startswith('creating'):\n        signal.pause()\n"

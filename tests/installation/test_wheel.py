@@ -160,7 +160,7 @@ class TestCommands:
         monkeypatch.setitem(llmux.env, "LLMUX_SERVER__RUNTIMES_DIR", str(runtimes_dir))
         monkeypatch.setitem(llmux.env, "MODEL_BASE_PATH", str(tmp_path))  # its models lie elsewhere
         version = llmux("--version").stdout.split()[-1]
-        pages = REPOSITORY / "supervisor" / "http" / "ui"
+        pages = REPOSITORY / "supervisor" / "server" / "ui"
         with (
             llmux.serving("--demo") as told,
             httpx.Client(base_url=told["url"], trust_env=False, timeout=LIMIT_S) as client,

@@ -36,7 +36,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "unknown_routes": (
         "tests/security/test_auth.py::TestCredentials::test_refused",
-        "tests/unit/http/test_app.py::TestErrors::test_of_an_unknown_path",
+        "tests/unit/server/test_app.py::TestErrors::test_of_an_unknown_path",
     ),
     "two_credentials": (
         "tests/security/test_auth.py::TestCredentials::test_two_different_ones",
@@ -75,7 +75,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_media_loading.py",
         "tests/unit/gateway/test_media_address.py",
         "tests/unit/gateway/test_media_loading.py",
-        "tests/unit/io/test_media.py",
+        "tests/unit/host/test_media.py",
         "tests/e2e/http/test_media_loading.py",
     ),
     "routes_of_workers": (
@@ -87,7 +87,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_auth.py::TestWorkers::test_llama_servers_port_is_none_either",
         "tests/security/test_attacks.py::TestSecrets::test_the_port_asks_for_it",
         "tests/security/test_attacks.py::TestSecrets::test_argv_and_cores",
-        "tests/faults/io/test_process.py::TestSpawn::test_keys_are_in_no_argv_and_not_in_the_shim",
+        "tests/faults/host/test_process.py::TestSpawn::test_keys_are_in_no_argv_and_not_in_the_shim",
     ),
     "smuggling": (
         "tests/security/test_exposure.py::TestSmuggling::test_refused",
@@ -95,7 +95,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_attacks.py::TestSmuggling::test_refused",
         "tests/security/test_attacks.py::TestSmuggling::test_fields_of_one_connection_end_with_it",
         "tests/security/test_bodies.py::TestTrailers::test_are_ignored",
-        "tests/unit/http/test_protocol.py::TestRefusals::test_refused",
+        "tests/unit/server/test_protocol.py::TestRefusals::test_refused",
     ),
     "body_bombs": (
         "tests/security/test_loop_stalls.py",
@@ -130,7 +130,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "core_dumps": (
         "tests/security/test_attacks.py::TestSecrets::test_argv_and_cores",
-        "tests/faults/io/test_process.py::TestSpawn::test_dumps_no_core_and_reads_nothing",
+        "tests/faults/host/test_process.py::TestSpawn::test_dumps_no_core_and_reads_nothing",
     ),
     "code_of_models": ("tests/security/test_attacks.py::TestSupply::test_code_of_models_is_off",),
     "client_keys_to_remotes": ("tests/e2e/remote/test_requests.py::TestIdentity::test_only_our_key_is_sent",),

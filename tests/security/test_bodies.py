@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from supervisor.http.protocol import GuardedProtocol
+from supervisor.server.protocol import GuardedProtocol
 from tests.support import raw
 from tests.support.cases import cases
 from tests.support.daemon import wait_until

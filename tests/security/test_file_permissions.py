@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.catalog import ownership
-from supervisor.catalog.governance import read_key
 from supervisor.catalog.keys import load_keys
-from supervisor.catalog.loader import load
+from supervisor.catalog.loading import ownership
+from supervisor.catalog.loading.loader import load
+from supervisor.catalog.sections.governance import read_key
 from supervisor.errors import ConfigError
 from tests.support.daemon import Daemon, fake, running, wait_until
 

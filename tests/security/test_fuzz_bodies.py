@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.gateway.attempt import Outcome

@@ -21,7 +21,7 @@ from runtimes.base import ModelUnusableError
 from runtimes.llama_server.adapter import LlamaServerAdapter, gguf_meta
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog, load
-from supervisor.catalog.document import MAX_NODES
+from supervisor.catalog.document.document import MAX_NODES
 from supervisor.catalog.keys import Keyring, load_keys, new_key
 from supervisor.cli import importers
 from supervisor.errors import ConfigError

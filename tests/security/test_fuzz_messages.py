@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from supervisor.api.metrics import together
 from supervisor.core.types import Crash
-from supervisor.io import logs
-from supervisor.io.process import WorkerProcess
-from supervisor.io.reap import Mark
-from supervisor.io.spawn import SHIM
+from supervisor.host.process import logs
+from supervisor.host.process.process import WorkerProcess
+from supervisor.host.process.reap import Mark
+from supervisor.host.process.spawn import SHIM
 from tests.support.counts import examples
 from tests.support.fuzzing import damaged, pieces
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.catalog.yaml_writer import Comments, to_yaml
+from supervisor.catalog.document.yaml_writer import Comments, to_yaml
 from supervisor.cli.importers import read
 
 EVIL = "nice\n  evil:\n    cmd: [touch, /tmp/x]\r\nserver: {host: 0.0.0.0}\x85x: 1\u2028y: 1"

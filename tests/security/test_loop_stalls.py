@@ -18,8 +18,8 @@ import pytest
 from starlette.applications import Starlette
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.cli.own_process import THRESHOLDS
+from supervisor.catalog.models.rewrite import Rewrite
+from supervisor.cli.serving.own_process import THRESHOLDS
 from supervisor.dialects.responses.operations import GROUP
 from supervisor.dialects.responses.stored_conversation import conversation_of
 from supervisor.errors import InvalidRequestError
@@ -29,8 +29,8 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import EXTENSION, Disconnect
 from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.stored_conversation import ConversationStore
-from supervisor.io.request_buffer import BodyBudget, Gathered
-from supervisor.io.response_store import PIECE, EventLog, Part, ResponseStore, StoredResponse
+from supervisor.host.store.request_buffer import BodyBudget, Gathered
+from supervisor.host.store.response_store import PIECE, EventLog, Part, ResponseStore, StoredResponse
 from tests.support.counts import times
 
 MIB = 1024 * 1024

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.http.protocol import GuardedProtocol
+from supervisor.server.protocol import GuardedProtocol
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import held
 from tests.support.wire import Front, front

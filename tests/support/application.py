@@ -13,14 +13,14 @@ import yaml
 from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
+from supervisor.daemon.configuration.reload import Reloader
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.reload import Reloader
 from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
-from supervisor.http.app import Application
-from supervisor.io.devices import open_sampler
-from supervisor.io.ports import PortRange
+from supervisor.host.memory.devices import open_sampler
+from supervisor.host.process.ports import PortRange
+from supervisor.server.app import Application
 from tests.support.daemon import fake
 from tests.support.wire import Front, front, talk
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from supervisor.io import installer
+from supervisor.host.environments import installer
 from tests.support.build_llama_server import CACHE
 
 RELEASE = "0.12.4"

@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from supervisor.cli import environments as products
-from supervisor.io import venvs
+from supervisor.cli.environments import environments as products
+from supervisor.host.environments import venvs
 from tests.support import environments
 
 FOLDER = environments.FOLDER

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from supervisor.io import distribution
+from supervisor.host import distribution
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
 from tests.support.fake_http import serving
 from tests.support.fake_remote import Reply, StandIn

@@ -11,8 +11,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from supervisor.cli import environments
-from supervisor.io import venvs
+from supervisor.cli.environments import environments
+from supervisor.host.environments import venvs
 from tests.support.build_llama_server import CACHE
 from tests.support.to_install import ENVIRONMENTS
 

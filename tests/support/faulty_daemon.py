@@ -24,18 +24,19 @@ import msgspec
 import structlog
 import uvicorn
 
-from supervisor.cli import daemon, own_process
 from supervisor.cli.main import main
-from supervisor.core import admission, reports, termination
-from supervisor.core.device_ledger import Holder
+from supervisor.cli.serving import daemon, own_process
+from supervisor.core.admission import admission
 from supervisor.core.events import WorkerReady
-from supervisor.core.ledger import Ledger
+from supervisor.core.memory.device_ledger import Holder
+from supervisor.core.memory.ledger import Ledger
 from supervisor.core.state import SchedulerState, Step
-from supervisor.daemon import handover
-from supervisor.daemon.takeover import Takeover
+from supervisor.core.workers import reports, termination
+from supervisor.daemon.handover import handover
+from supervisor.daemon.handover.takeover import Takeover
 from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
-from supervisor.io import store
+from supervisor.host.store import store
 
 HANGS = {"met": "__init__", "half": "_receive", "prepared": "check", "serving": "adopt"}
 """What a hanging successor begins, and never ends, by the step that the old daemon waits for."""

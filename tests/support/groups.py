@@ -25,9 +25,9 @@ PASSED = REPOSITORY / "tests" / "passed.json"
 
 LOCKS = ("pyproject.toml", "requirements.lock", "requirements-dev.lock")
 SUPPORT = ("tests/conftest.py", "tests/support", *LOCKS)
-DATA_PATH = tuple(f"supervisor/{room}" for room in ("api", "core", "dialects", "fleet", "gateway", "io", "schema"))
+DATA_PATH = tuple(f"supervisor/{room}" for room in ("api", "core", "dialects", "fleet", "gateway", "host", "schema"))
 WORKER = ("runtimes/adapters", "runtimes/sdk", "runtimes/shared", *DATA_PATH, *SUPPORT)
-INSTALLER = ("runtimes", "supervisor/cli", "supervisor/io", *SUPPORT)
+INSTALLER = ("runtimes", "supervisor/cli", "supervisor/host", *SUPPORT)
 E2E = "tests/e2e/runtimes"
 DASHBOARD = "tests/e2e/dashboard"
 DASHBOARD_TESTS = ("access", "dashboard", "editing", "extras", "operating", "playground")
@@ -97,7 +97,7 @@ GROUPS: Mapping[str, Group] = {
         f"{E2E}/test_pictures.py",
         f"{DASHBOARD}/test_pictures.py",
         subjects=("diffusers",),
-        reads=("supervisor/http/ui", f"{DASHBOARD}/conftest.py"),
+        reads=("supervisor/server/ui", f"{DASHBOARD}/conftest.py"),
     ),
     "transcription": _runtime(
         ("ctranslate2", "faster_whisper", "transformers", "whisper_cpp"),
@@ -126,7 +126,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "wire": Group(
         ("tests/e2e/wire",),
-        ("supervisor/daemon", "supervisor/http", "runtimes/command", *DATA_PATH, *SUPPORT),
+        ("supervisor/daemon", "supervisor/server", "runtimes/command", *DATA_PATH, *SUPPORT),
         always=("tests/e2e/wire/test_as_it_is.py",),
     ),
     "dashboard": Group(
@@ -136,7 +136,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "clients' programs": Group(
         ("tests/clients/test_agents.py", "tests/clients/test_connect.py", "tests/clients/test_programs.py"),
-        ("tests/clients", "supervisor/http", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
+        ("tests/clients", "supervisor/server", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
     ),
     "footprints": Group(("tests/contract/test_footprints.py",), ("runtimes", "supervisor/catalog", *SUPPORT)),
     "commands of documents": Group(
@@ -149,7 +149,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "model hub": Group(
         ("tests/e2e/cli/pull",),
-        ("runtimes/registry.py", "supervisor/catalog", "supervisor/cli", "supervisor/io", *SUPPORT),
+        ("runtimes/registry.py", "supervisor/catalog", "supervisor/cli", "supervisor/host", *SUPPORT),
     ),
     "installer": Group(
         (
@@ -169,7 +169,7 @@ GROUPS: Mapping[str, Group] = {
         ("tests/installation/test_podman.py", "tests/installation/test_traefik.py"), ("deploy", *INSTALLER)
     ),
     "GPU suite on a scripted driver": Group(("tests/gpu",), ("bench/gpu", "runtimes", "supervisor/core", *SUPPORT)),
-    "llmux bench": Group(("tests/e2e/cli/bench",), ("supervisor/cli/bench", "runtimes", "supervisor/io", *SUPPORT)),
+    "llmux bench": Group(("tests/e2e/cli/bench",), ("supervisor/cli/bench", "runtimes", "supervisor/host", *SUPPORT)),
 }
 
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from supervisor.cli.environments import recipe_of
-from supervisor.io.recipe import pinned
+from supervisor.cli.environments.environments import recipe_of
+from supervisor.host.environments.recipe import pinned
 from tests.support import environments
 from tests.support.made_once import made
 

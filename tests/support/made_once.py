@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from supervisor.io import venvs
-from supervisor.io.files import turn
+from supervisor.host.environments import venvs
+from supervisor.host.store.files import turn
 from tests.support import environments
 from tests.support.build_llama_server import CACHE
 from tests.support.limits import LIMIT_S

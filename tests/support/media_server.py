@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from supervisor.io.media import MediaSource
+from supervisor.host.media.media import MediaSource
 from tests.support.fake_http import Handler
 from tests.support.fake_remote import Seen, StandIn
 

@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from supervisor.io.fd_channel import FdChannel
-from supervisor.io.process import become_subreaper
-from supervisor.io.reap import instance_lock, reap_leftovers
-from supervisor.io.spawn import spawn
+from supervisor.host.process.fd_channel import FdChannel
+from supervisor.host.process.process import become_subreaper
+from supervisor.host.process.reap import instance_lock, reap_leftovers
+from supervisor.host.process.spawn import spawn
 from tests.support.trees import order
 
 

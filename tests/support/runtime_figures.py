@@ -25,9 +25,9 @@ import httpx
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli import environments as products
-from supervisor.io import venvs
-from supervisor.io.recipe import Device, pinned
+from supervisor.cli.environments import environments as products
+from supervisor.host.environments import venvs
+from supervisor.host.environments.recipe import Device, pinned
 from tests.contract import conftest, test_footprints
 from tests.support import build_vllm, environments, tiny_language
 from tests.support.build_llama_server import CACHE

@@ -10,11 +10,11 @@ from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.fleet.launcher import Look, Pids, Started
-from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership
-from supervisor.io.probe import ProbeResult
-from supervisor.io.process import ProcessExit
-from supervisor.io.progress import Progress
+from supervisor.host.memory.memory import WorkerKey
+from supervisor.host.process.ports import Ownership
+from supervisor.host.process.process import ProcessExit
+from supervisor.host.process.progress import Progress
+from supervisor.host.upstream.probe import ProbeResult
 
 HOST, PORT = "node-7", 7007
 PIDS = Pids(pid=71, shim_pid=70)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.admission.limits import Account
+from supervisor.core.admission.waiting import forecast, wait_reason
 from supervisor.core.decisions import DecisionLog
 from supervisor.core.demand import NORMAL, Demand
 from supervisor.core.effects import AskClients, CutRequest, Decided, Dispatch, Effect, Reject, StartWorker, StopWorker
@@ -32,12 +34,11 @@ from supervisor.core.events import (
     WorkerSample,
     WorkerUnkillable,
 )
-from supervisor.core.limits import Account
-from supervisor.core.placement import EXACT
-from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand
+from supervisor.core.planning.placement import EXACT
+from supervisor.core.planning.planner import plan
+from supervisor.core.planning.plans import Admit, Evict, EvictionBlock, LoadDemand
+from supervisor.core.planning.snapshots import snapshot
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.snapshots import snapshot
 from supervisor.core.types import (
     PARTNER,
     Crash,
@@ -55,7 +56,6 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
-from supervisor.core.waiting import forecast, wait_reason
 from supervisor.engine.recording import Recording, event_line, replay
 from supervisor.engine.sampling import IDLE_S, IMPATIENT_S
 from tests.support.counts import times

@@ -23,7 +23,7 @@ import uuid
 import warnings
 from pathlib import Path
 
-from supervisor.http.request_id import request_id_of
+from supervisor.server.request_id import request_id_of
 from tests.support import forker
 
 

@@ -14,8 +14,8 @@ from runtimes.device_kind import KINDS, DeviceKind
 from supervisor.cli.main import main
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
-from supervisor.io.devices import DRIVERS
-from supervisor.io.memory import DeviceFound, DeviceInfo, DriverUnavailableError, Reading
+from supervisor.host.memory.devices import DRIVERS
+from supervisor.host.memory.memory import DeviceFound, DeviceInfo, DriverUnavailableError, Reading
 
 TOY = DeviceKind(
     "toy",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from supervisor.io.spawn import SpawnOrder
+from supervisor.host.process.spawn import SpawnOrder
 from tests.support.limits import LIMIT_S, pause_s
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")

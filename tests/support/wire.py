@@ -25,9 +25,9 @@ from supervisor.gateway.forward import break_off, forward, send_refusal
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.upstream_error import WorkerAnswerError
-from supervisor.http.protocol import GuardedProtocol
-from supervisor.io.request_buffer import RequestBuffer
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.store.request_buffer import RequestBuffer
+from supervisor.host.upstream.upstream import UpstreamPool
+from supervisor.server.protocol import GuardedProtocol
 
 PATIENCE_S = 30.0
 IDLE_S = 60.0  # a machine that pauses for a moment is no idle connection

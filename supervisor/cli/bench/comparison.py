@@ -15,14 +15,15 @@ from statistics import median
 from typing import Final
 
 from supervisor.catalog import Catalog, Route
-from supervisor.cli import configuration, log_setup, output
+from supervisor.cli import configuration, output
 from supervisor.cli.bench import temporary_worker, workloads
 from supervisor.cli.bench.devices import BenchError, check_memory, choose_devices, ledger_of, open_devices
 from supervisor.cli.bench.workloads import REAL_TIME, Round, WorkerClient, Workload
 from supervisor.cli.client import Client
+from supervisor.cli.serving import log_setup
 from supervisor.errors import LlmuxError, NotFoundError
-from supervisor.io.memory import DeviceInfo
-from supervisor.io.process import become_subreaper
+from supervisor.host.memory.memory import DeviceInfo
+from supervisor.host.process.process import become_subreaper
 
 WANTED: Final = 5.0
 """A GPU with a smaller ratio than this to the processor is probably not computing the model, or not all of it."""

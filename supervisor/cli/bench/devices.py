@@ -16,8 +16,8 @@ from supervisor.cli.exit_codes import UnreachableError
 from supervisor.core.events import DeviceSample
 from supervisor.core.types import DeviceId
 from supervisor.errors import LlmuxError
-from supervisor.io.devices import Opened, open_sampler
-from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
+from supervisor.host.memory.devices import Opened, open_sampler
+from supervisor.host.memory.memory import CompositeSampler, DeviceInfo, MemorySampler
 from supervisor.schema.memory import Device
 
 

@@ -17,11 +17,11 @@ from pydantic import JsonValue
 from runtimes import installed
 from runtimes.machine import Gpu, Machine
 from runtimes.registry import REGISTRY
-from supervisor.cli import environments, proof
+from supervisor.cli.environments import environments, proof
 from supervisor.errors import LlmuxError
-from supervisor.io import distribution
-from supervisor.io.installer import InstallError
-from supervisor.io.machine import look
+from supervisor.host import distribution
+from supervisor.host.environments.installer import InstallError
+from supervisor.host.memory.machine import look
 
 NAME: Final = "llama_server"
 COLUMNS: Final = ("GPU", "Driver", "Build", "Computes", "llmux", "System")

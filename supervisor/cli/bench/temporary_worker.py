@@ -23,11 +23,11 @@ from supervisor.core.types import Crash, Generation
 from supervisor.errors import UpstreamError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.fleet.worker import LOG_TAIL_LINES, Worker
-from supervisor.io import venvs
-from supervisor.io.logs import tail
-from supervisor.io.memory import DeviceInfo, MemorySampler, WorkerKey
-from supervisor.io.ports import PortRange
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.environments import venvs
+from supervisor.host.memory.memory import DeviceInfo, MemorySampler, WorkerKey
+from supervisor.host.process.logs import tail
+from supervisor.host.process.ports import PortRange
+from supervisor.host.upstream.upstream import UpstreamPool
 
 HOST = "127.0.0.1"
 END_S = 10.0  # from the moment its connections break to the end of a worker that dies

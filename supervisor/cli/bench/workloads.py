@@ -28,7 +28,7 @@ from supervisor.cli.bench.devices import BenchError
 from supervisor.cli.client import Json, part, rows
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
-from supervisor.io.upstream import UpstreamPool, WorkerResponse
+from supervisor.host.upstream.upstream import UpstreamPool, WorkerResponse
 
 PROMPT: Final = (
     "A lighthouse keeper finds a bottle on the beach after a storm. In it there is a map of the very island he lives on, "

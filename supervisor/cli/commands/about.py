@@ -57,7 +57,7 @@ def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
 @json_option
 def version(as_json: bool) -> None:
     """Show the version."""
-    from supervisor.io import distribution  # noqa: PLC0415  # not for declaring
+    from supervisor.host import distribution  # noqa: PLC0415  # not for declaring
 
     found = distribution.version()
     answer({"version": found}, f"llmux, version {found}", as_json=as_json)

@@ -16,7 +16,7 @@ from supervisor.cli.exit_codes import ExitCode, UnreachableError, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.cli.starter import EXAMPLES, SCHEMA, STARTER
 from supervisor.errors import ConfigError, InvalidRequestError
-from supervisor.io import files, local_access
+from supervisor.host.store import files, local_access
 
 if TYPE_CHECKING:
     from supervisor.schema.daemon import Difference
@@ -34,8 +34,8 @@ def config() -> None:
 @json_option
 def config_init(config: Path | None, as_json: bool) -> None:
     """Write a first configuration, with comments, where `serve` looks for it, or to PATH. Never overwrites a file."""
-    from supervisor.catalog.folders import config_dir  # noqa: PLC0415
-    from supervisor.catalog.loader import FILE_NAME  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.loading.folders import config_dir  # noqa: PLC0415
+    from supervisor.catalog.loading.loader import FILE_NAME  # noqa: PLC0415  # not for declaring
 
     paths = starter.write((config or config_dir() / FILE_NAME).absolute(), STARTER)
     if as_json:
@@ -53,7 +53,8 @@ def config_check(config: Path | None, as_json: bool) -> None:
 
     Also the models that can't run on this machine as it is, because a file is missing, say: the others are served. Exits with 1 then.
     """
-    from supervisor.cli import configuration, sizes  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.serving import sizes  # noqa: PLC0415  # not for declaring
 
     try:
         catalog = configuration.checked(config)

@@ -17,7 +17,7 @@ from supervisor.cli.options import answer, config_path, json_option
 @json_option
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check everything that llmux needs on this machine, and say how to fix what is wrong."""
-    from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
+    from supervisor.host.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
     try:
         from supervisor.cli import doctor as checks  # noqa: PLC0415  # as above

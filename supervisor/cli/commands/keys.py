@@ -109,7 +109,7 @@ def keys_add(
 ) -> None:
     """Make a key called NAME, add it to the file of keys, and print its secret, once."""
     from supervisor.catalog.keys import Scope  # noqa: PLC0415  # not for declaring
-    from supervisor.catalog.sections import TENANT_LIMIT  # noqa: PLC0415  # as above
+    from supervisor.catalog.sections.sections import TENANT_LIMIT  # noqa: PLC0415  # as above
     from supervisor.cli import keys as files  # noqa: PLC0415  # as above
     from supervisor.core.demand import priority_of  # noqa: PLC0415  # as above
 

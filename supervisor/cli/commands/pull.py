@@ -34,7 +34,7 @@ def pull(
     starts over. Gated models need a token: HF_TOKEN.
     """
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
+    from supervisor.cli.models import pull as pulling  # noqa: PLC0415  # as above
 
     new = [] if watched or verify else [model for model in dict.fromkeys(models) if _is_new(model, config)]
     if new and len(models) == 1:
@@ -86,7 +86,7 @@ def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = Fa
 
 def _name(model: str, config: Path | None) -> str:
     """The configured name of a model of the hub."""
-    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     reference = hub_models.reference(model)
     assert reference is not None
@@ -97,6 +97,6 @@ def _name(model: str, config: Path | None) -> str:
 
 def _is_new(model: str, config: Path | None) -> bool:
     """Is this a model of the hub that no name in the configuration stands for?"""
-    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     return model_entries.target(config).catalog.route(model) is None and hub_models.reference(model) is not None

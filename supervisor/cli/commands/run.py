@@ -28,9 +28,9 @@ from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from supervisor.cli.hub_models import Reference
-    from supervisor.cli.model_entries import Offer, Target
-    from supervisor.cli.pull import ShowAmount
+    from supervisor.cli.models.hub_models import Reference
+    from supervisor.cli.models.model_entries import Offer, Target
+    from supervisor.cli.models.pull import ShowAmount
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
 LAST_LINES: Final = 10
@@ -62,8 +62,8 @@ def run(
     A model of the hub or a file is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
     With PROMPT, or a prompt on stdin, get one answer.
     """
-    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.models import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     place = model_entries.target(config)
     if local_models.is_path(model) and place.catalog.route(model) is None:
@@ -115,10 +115,10 @@ def add(
     well-known name such as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this
     machine; Q4_K_M on a processor. Gated models need a token: HF_TOKEN.
     """
-    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
-    from supervisor.catalog.yaml_writer import to_yaml  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.document.yaml_writer import to_yaml  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.models import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import pull as pulling  # noqa: PLC0415  # not for declaring
 
     if watched:
         pulling.end_with_stdin()
@@ -187,8 +187,8 @@ def remove(
     model: str, files: bool, yes: bool, config: Path | None, url: str | None, key: str | None, as_json: bool
 ) -> None:
     """Take MODEL out of the configuration; a running daemon unloads it. Its files stay, unless --files is given."""
-    from supervisor.catalog import pulled_files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.models import pulled_files  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     place = model_entries.target(config)
     place.check_writable()
@@ -214,7 +214,7 @@ def remove(
 
 def _known(place: Target, model: str) -> str | None:
     """The configured name that is meant; None: it is a name on the hub. Raises NotFoundError for a name that is neither."""
-    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     if place.catalog.route(model) is not None:
         return model
@@ -232,7 +232,7 @@ def _known(place: Target, model: str) -> str | None:
 
 def _offer(place: Target, model: str) -> Offer:
     """The hub's variants of the model, also printed as a table. On stderr: stdout is for an answer, or for JSON."""
-    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     wanted = _reference(model)
     if wanted.name is not None:
@@ -248,7 +248,7 @@ def _add(
     place: Target, model: str, name: str | None, found: Offer | None = None, show_amount: ShowAmount | None = None
 ) -> tuple[str, Target]:
     """Add a model of the hub. Its name, and the configuration as it is then."""
-    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
     known = model_entries.add(place, _reference(model), found, name, _echo, show_amount)
@@ -256,7 +256,7 @@ def _add(
 
 
 def _reference(model: str) -> Reference:
-    from supervisor.cli import hub_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.models import hub_models  # noqa: PLC0415  # not for declaring
 
     found = hub_models.reference(model)
     assert found is not None  # else it was refused before

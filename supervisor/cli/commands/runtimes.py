@@ -14,7 +14,7 @@ from supervisor.cli.options import answer, json_option, print_json
 from supervisor.errors import LlmuxError
 
 if TYPE_CHECKING:
-    from supervisor.io.recipe import Device
+    from supervisor.host.environments.recipe import Device
 
 
 @click.group()
@@ -35,7 +35,7 @@ build_option = click.option(
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """The names of runtimes that can have an environment, for the shell's completion; to remove one, those that are installed."""
-    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.environments import environments  # noqa: PLC0415  # not for declaring
 
     names = [name for name in environments.installable() if name.startswith(incomplete)]
     if ctx.command.name != "remove":
@@ -87,7 +87,7 @@ def runtimes_install(
 
     llama_server: with a ready build of llama.cpp for this machine's GPU, if it has one that computes there.
     """
-    from supervisor.cli import environments, packages  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.environments import environments, packages  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
     echo = functools.partial(click.echo, err=as_json)
@@ -118,7 +118,7 @@ def _ask(question: str) -> bool:
 @json_option
 def runtimes_update(name: str, build: str | None, runtimes_dir: Path | None, as_json: bool) -> None:
     """Use another build of runtime NAME's program: of llama_server. The one before stays, and goes back with --build."""
-    from supervisor.cli import environments, packages  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.environments import environments, packages  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
     environments.update(name, folder, functools.partial(click.echo, err=as_json), packages.Wanted(build))
@@ -132,7 +132,7 @@ def runtimes_update(name: str, build: str | None, runtimes_dir: Path | None, as_
 @runtimes_dir_option
 def runtimes_list(check: bool, runtimes_dir: Path | None, as_json: bool) -> None:
     """Show the runtimes and their environments: size, device, versions."""
-    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.environments import environments  # noqa: PLC0415  # not for declaring
 
     rows = environments.listing(environments.resolve(runtimes_dir), check=check)
     answer(rows, *environments.table_of(rows), as_json=as_json)
@@ -145,7 +145,7 @@ def runtimes_list(check: bool, runtimes_dir: Path | None, as_json: bool) -> None
 @json_option
 def runtimes_remove(name: str, build: str | None, runtimes_dir: Path | None, as_json: bool) -> None:
     """Remove the environment of runtime NAME."""
-    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.environments import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
     existed = environments.remove(name, folder, functools.partial(click.echo, err=True), build)

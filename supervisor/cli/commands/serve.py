@@ -49,10 +49,10 @@ def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
 def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
     signal.signal(signal.SIGTERM, _end)
     gc.disable()  # what a start makes stays: looking through it takes a sixth of the start
-    from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
+    from supervisor.host.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
     refuse_name_clashes()  # before `runtimes` is imported: it might be another package's
-    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
+    from supervisor.cli.serving.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
 

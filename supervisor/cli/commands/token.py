@@ -51,7 +51,7 @@ def token_sign(
     each signer has a key of its own, the first one names all of them and signs --as himself; each of the others adds his
     signature to that --token.
     """
-    from supervisor.catalog.governance import KEY_FILE, read_key  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.sections.governance import KEY_FILE, read_key  # noqa: PLC0415  # not for declaring
     from supervisor.daemon import op_tokens  # noqa: PLC0415  # as above
 
     if (operation is None) == (begun is None):

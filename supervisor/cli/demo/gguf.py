@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.io.files import replacing
+from supervisor.host.store.files import replacing
 
 Scalar = bool | int | float | str
 

@@ -19,14 +19,14 @@ from pydantic import JsonValue
 from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
 from supervisor.catalog.catalog import troubles_text
-from supervisor.catalog.document import Layer, Place, Source, Table, dotted, parse, plain, tree_of
-from supervisor.catalog.loader import FILE_NAME
-from supervisor.catalog.yaml_writer import to_yaml
+from supervisor.catalog.document.document import Layer, Place, Source, Table, dotted, parse, plain, tree_of
+from supervisor.catalog.document.yaml_writer import to_yaml
+from supervisor.catalog.loading.loader import FILE_NAME
 from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
 from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, model_boss, presets
 from supervisor.cli.importers.draft import Draft, Values
 from supervisor.errors import ConfigError, InvalidRequestError
-from supervisor.io import files
+from supervisor.host.store import files
 
 OTHER_KEYS_NAME: Final = "llmux_keys.yaml"  # where a file of keys is there already
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool

@@ -16,13 +16,13 @@ from pydantic import BaseModel, JsonValue
 
 from runtimes.adapters.options import extra_args
 from runtimes.registry import REGISTRY
-from supervisor.catalog import sources
-from supervisor.catalog.document import Layer, Place, Problem, Source, Table, Trail, dotted, plain, tree_of
-from supervisor.catalog.folders import models_dir
+from supervisor.catalog.document.document import Layer, Place, Problem, Source, Table, Trail, dotted, plain, tree_of
+from supervisor.catalog.document.yaml_writer import Comments, comment, to_yaml
+from supervisor.catalog.loading.folders import models_dir
+from supervisor.catalog.models import sources
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
-from supervisor.catalog.tasks import TaskConfig
-from supervisor.catalog.yaml_writer import Comments, comment, to_yaml
+from supervisor.catalog.sections.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections.tasks import TaskConfig
 
 Values = dict[str, JsonValue]
 

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
-from supervisor.catalog.document import scalar
+from supervisor.catalog.document.document import scalar
 from supervisor.catalog.problems import types_at
 from supervisor.cli.importers.draft import Draft
 

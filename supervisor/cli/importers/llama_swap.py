@@ -26,7 +26,7 @@ from pydantic import JsonValue
 
 from runtimes.command import containers
 from runtimes.device_kind import CUDA, HOST
-from supervisor.catalog.document import whole_number
+from supervisor.catalog.document.document import whole_number
 from supervisor.cli.importers.draft import Draft, Values, guess_type, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
 from supervisor.errors import ConfigError

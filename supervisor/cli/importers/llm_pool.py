@@ -25,7 +25,7 @@ from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 from runtimes.vllm_serve.adapter import VllmServeConfig
-from supervisor.catalog.document import whole_number
+from supervisor.catalog.document.document import whole_number
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options

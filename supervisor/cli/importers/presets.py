@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
-from supervisor.catalog.document import scalar
+from supervisor.catalog.document.document import scalar
 from supervisor.cli.importers.draft import Draft
 from supervisor.cli.importers.llama_options import REMOTE, Options
 from supervisor.errors import ConfigError

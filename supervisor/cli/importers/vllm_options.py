@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from runtimes.adapters.vllm.config import SPECULATIVE
 from runtimes.vllm_serve.adapter import VllmServeConfig
-from supervisor.catalog.document import scalar
+from supervisor.catalog.document.document import scalar
 from supervisor.catalog.problems import types_at
 
 OWN: Final = "llmux chooses it"

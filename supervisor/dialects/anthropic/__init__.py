@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.routing import Route
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.anthropic import encode
 from supervisor.dialects.anthropic.decode import CountTokens, Messages

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import client_tools, types
 from supervisor.dialects.anthropic.encode import MessageAnswers, TokenCounts

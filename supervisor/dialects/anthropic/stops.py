@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.buffered_response import BufferedResponse
 
 LINE_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.buffered_response import BufferedResponse
 from supervisor.dialects.openai import OpenAI
 from supervisor.gateway.filters.translation import StreamTranslation

@@ -19,7 +19,7 @@ from supervisor.engine.events import CLIENTS, Subscription
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
 from supervisor.schema.operation import EVENTS, Example
 
 _HELLO: Final = [{"role": "user", "content": "Hello"}]

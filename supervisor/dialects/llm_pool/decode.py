@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.encode import Answers
 from supervisor.dialects.llm_pool.types import Content, LlmPoolDecoding, LlmPoolRequest, LlmPoolText

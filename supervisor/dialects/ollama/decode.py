@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.ollama import types
 from supervisor.dialects.ollama.encode import Answers, Shape, VectorAnswers

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtimes.endpoints import aliases_of
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import media_operations, operations
 from supervisor.dialects.openai.completed import Embeddings, Reranking

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation
 

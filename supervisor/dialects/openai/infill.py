@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.gateway.body.typed import decoded_answer

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from runtimes.model_config import ModelType
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.views import capabilities
+from supervisor.daemon.observability.views import capabilities
 from supervisor.dialects.listed import listed
 from supervisor.dialects.model_status import status, status_view
 from supervisor.dialects.openai import types

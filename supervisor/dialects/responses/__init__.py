@@ -24,7 +24,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI

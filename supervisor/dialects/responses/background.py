@@ -25,8 +25,8 @@ from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
-from supervisor.io.response_store import PIECE, Part, StoredResponse
-from supervisor.io.store import NotSavedError
+from supervisor.host.store.response_store import PIECE, Part, StoredResponse
+from supervisor.host.store.store import NotSavedError
 from supervisor.jobs import job as jobs
 from supervisor.jobs.inference import Answer
 from supervisor.jobs.job import KEPT_HEADERS, owner_of

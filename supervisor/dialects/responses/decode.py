@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.chat import PATH
 from supervisor.dialects.responses.encode import CountAnswers, ResponseAnswers, ResponseTemplate
 from supervisor.dialects.responses.items import messages_of

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 from pydantic import JsonValue
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.tools import Own, Owns, text_of

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.responses import Response as HttpResponse
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.responses import background
 from supervisor.dialects.responses.stored_response import NULL, begin_of, full, id_of, is_running, items_of
@@ -28,7 +28,7 @@ from supervisor.dialects.responses.types import (
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.body.condensed_json import CondensedJson
 from supervisor.gateway.operation import Group
-from supervisor.io.response_store import StoredResponse
+from supervisor.host.store.response_store import StoredResponse
 from supervisor.jobs.job import owner_of
 from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, schema_of
 

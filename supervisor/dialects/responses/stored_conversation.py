@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.chat import Measured, Usage
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.decode import keeping_of
@@ -27,8 +27,8 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS, Head, Use
 from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
-from supervisor.io.request_buffer import RequestBuffer
-from supervisor.io.response_store import EventLog, Part, StoredResponse
+from supervisor.host.store.request_buffer import RequestBuffer
+from supervisor.host.store.response_store import EventLog, Part, StoredResponse
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.condensed_json import CondensedJson
 from supervisor.gateway.body.json_body import JsonBody
-from supervisor.io.response_store import Part, ResponseStore, StoredResponse
+from supervisor.host.store.response_store import Part, ResponseStore, StoredResponse
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
 NULL: Final = msgspec.Raw(b"null")

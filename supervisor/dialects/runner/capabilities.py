@@ -11,14 +11,14 @@ from typing import Final
 
 from supervisor.core.types import WorkerState
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.health import trouble
-from supervisor.daemon.runner_metrics import known_estimate
-from supervisor.daemon.scrape import metrics_of, ready_workers
+from supervisor.daemon.observability.health import trouble
+from supervisor.daemon.observability.runner_metrics import known_estimate
+from supervisor.daemon.observability.scrape import metrics_of, ready_workers
 from supervisor.dialects.runner import types
 from supervisor.dialects.runner.lifecycle import pull_progress, total
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
 from supervisor.engine.status import ModelStatus
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
 from supervisor.jobs.pulls import progress_of
 
 FRESH_S: Final = 5.0

@@ -24,7 +24,7 @@ from supervisor.dialects.runner.lifecycle import total, unload
 from supervisor.dialects.runner.types import Flush, Flushed, FlushedModel, FlushTag, FlushTenant
 from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
-from supervisor.io.upstream import Upstream
+from supervisor.host.upstream.upstream import Upstream
 
 ERASE_S: Final = 10.0
 """How long a busy slot may delay its erasure before the worker is restarted instead."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.health import lifetime
+from supervisor.daemon.observability.health import lifetime
 from supervisor.daemon.op_tokens import FIELD
 from supervisor.dialects.runner import flush, lifecycle, types
 from supervisor.dialects.runner.capabilities import FRESH_S, RunnerApi

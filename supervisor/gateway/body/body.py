@@ -10,13 +10,13 @@ from pydantic import JsonValue
 
 from runtimes.base import Endpoint, TextReferences
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import Fields, Rewrite
+from supervisor.catalog.models.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.disconnect import ClientDisconnectedError, Receive, Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
 from supervisor.gateway.head import head_of
 from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
-from supervisor.io.request_buffer import Bytes, RequestBuffer
+from supervisor.host.store.request_buffer import Bytes, RequestBuffer
 
 __all__ = [
     "BUDGET",

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import InvalidRequestError
-from supervisor.io.response_store import Part
+from supervisor.host.store.response_store import Part
 
 SMALL: Final = 64 * 1024
 """Bytes of any body that is parsed in a millisecond or two: it needs no outline."""

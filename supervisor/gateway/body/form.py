@@ -19,7 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import EXTENSION_FIELDS, PRIVATE, RESPONSE_FORMAT, Body, Bytes

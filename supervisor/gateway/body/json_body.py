@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from runtimes.base import Endpoint, TextReferences
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import NO_REWRITE, Fields, Rewrite
+from supervisor.catalog.models.rewrite import NO_REWRITE, Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import EXTENSION_FIELDS, PRIVATE, Body, Bytes, refuse_other_charset

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_type_hi
 import msgspec
 from msgspec import inspect
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.schema.operation import Open, Schema, doc, plain, schema_of
 

@@ -16,11 +16,11 @@ import msgspec
 import structlog
 from pydantic import JsonValue
 
-from supervisor.catalog.masking import masked, masked_fields, masked_text
+from supervisor.catalog.document.masking import masked, masked_fields, masked_text
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.filters import Filter, Head, Use
-from supervisor.io.kept_bodies import KeptBodies
-from supervisor.io.request_buffer import Bytes
+from supervisor.host.store.kept_bodies import KeptBodies
+from supervisor.host.store.request_buffer import Bytes
 from supervisor.schema.request import KeptBody
 
 log = structlog.get_logger("llmux.bodies")

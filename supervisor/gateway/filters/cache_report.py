@@ -13,8 +13,8 @@ import msgspec
 
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import Filter, Head, Use
-from supervisor.io.request_buffer import Bytes
-from supervisor.io.upstream import Headers
+from supervisor.host.store.request_buffer import Bytes
+from supervisor.host.upstream.upstream import Headers
 
 HIT: Final = b"x-cache-hit"
 REUSED: Final = b"x-cache-tokens-reused"

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.body.typed import decoded_answer
 from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from supervisor.errors import LlmuxError
-from supervisor.io.request_buffer import SLICE, Bytes, Gathered
-from supervisor.io.upstream import Headers, UpstreamResponse
+from supervisor.host.store.request_buffer import SLICE, Bytes, Gathered
+from supervisor.host.upstream.upstream import Headers, UpstreamResponse
 
 if TYPE_CHECKING:
     from supervisor.gateway.filters.stream_end import StreamJudge
@@ -138,7 +138,7 @@ async def filtered(
 
 
 class FilteredResponse:
-    """See `io.upstream.UpstreamResponse`."""
+    """See `host.upstream.upstream.UpstreamResponse`."""
 
     def __init__(
         self,

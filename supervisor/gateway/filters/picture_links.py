@@ -18,8 +18,8 @@ from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.body.body import RESPONSE_FORMAT
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.filters import Filter, Head, Use
-from supervisor.io.picture_store import PictureStore
-from supervisor.io.request_buffer import Bytes
+from supervisor.host.store.picture_store import PictureStore
+from supervisor.host.store.request_buffer import Bytes
 
 PREFIX: Final = "/v1/images/files/"
 _BARE: Final = ("/images/generations", "/images/edits", "/images/variations")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from supervisor.gateway.filters.filters import Filter
 from supervisor.gateway.filters.translation import Times
-from supervisor.io.request_buffer import BodyBudget
-from supervisor.io.response_store import ResponseStore
+from supervisor.host.store.request_buffer import BodyBudget
+from supervisor.host.store.response_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

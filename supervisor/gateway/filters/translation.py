@@ -20,9 +20,9 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
-from supervisor.io.request_buffer import Bytes
+from supervisor.host.store.request_buffer import Bytes
 
 SAME_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {}

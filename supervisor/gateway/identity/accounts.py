@@ -11,7 +11,7 @@ from typing import Final
 
 from supervisor.catalog import Catalog
 from supervisor.catalog.keys import Key
-from supervisor.core.limits import Account, TenantLimits
+from supervisor.core.admission.limits import Account, TenantLimits
 from supervisor.gateway.attempt import Outcome
 
 ANONYMOUS_TENANT: Final = "all requests without a tenant"

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from supervisor.catalog import Catalog
-from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key
-from supervisor.catalog.sections import TENANT_LIMIT
+from supervisor.catalog.sections.clients import ClientConfig
+from supervisor.catalog.sections.sections import TENANT_LIMIT
 from supervisor.core.demand import DEFAULT_DEMAND, NORMAL, Demand, priority_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import BUDGET, CLIENT, KEEP_ALIVE, PRIORITY, Body
@@ -32,7 +32,7 @@ from supervisor.gateway.identity.accounts import accounts_of
 from supervisor.gateway.identity.trace_context import begun, trace_of
 from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.caching import CacheDirective, cache_directive_of
-from supervisor.io.upstream import Headers
+from supervisor.host.upstream.upstream import Headers
 
 LONGEST_KEEP_ALIVE_S: Final = 86_400
 LONGEST_BUDGET_S: Final = 86_400.0

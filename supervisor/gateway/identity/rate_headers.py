@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from supervisor.core.limits import Counted, Standing
-from supervisor.io.upstream import Headers
+from supervisor.core.admission.limits import Counted, Standing
+from supervisor.host.upstream.upstream import Headers
 
 PREFIX: Final = b"x-ratelimit-"
 _BY_LIMIT: Final = {

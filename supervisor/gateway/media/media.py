@@ -25,7 +25,7 @@ import msgspec
 
 from runtimes.base import TextReferences
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
 

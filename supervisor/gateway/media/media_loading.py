@@ -3,7 +3,7 @@
 Only what the configuration allows is loaded. An https address must have a listed host, whose name is resolved once and must lead
 to public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. The content
 must be a picture, a sound or a video, by its declared type and by its first bytes. References, bytes and seconds are limited for
-each request, and loads at once for the daemon; one request may use a quarter of them. `io.media` sends the requests.
+each request, and loads at once for the daemon; one request may use a quarter of them. `host.media.media` sends the requests.
 
 Nothing is loaded before llmux knows that the model takes the request. The request holds no place at a worker meanwhile.
 """
@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from supervisor.catalog.sections import MediaConfig
+from supervisor.catalog.sections.sections import MediaConfig
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.media.media import Reference, refusal
 from supervisor.gateway.media.media_address import (
@@ -33,8 +33,8 @@ from supervisor.gateway.media.media_address import (
     read_file_address,
 )
 from supervisor.gateway.media.media_type import HEAD, agreed_type
-from supervisor.io.media import MediaResponse, MediaSource
-from supervisor.io.request_buffer import BodyBudget, RequestBuffer
+from supervisor.host.media.media import MediaResponse, MediaSource
+from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 
 log = structlog.get_logger("llmux.media")
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from supervisor.catalog.prompt_format import COMPLETIONS, PromptFormat
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.prompt_format import COMPLETIONS, PromptFormat
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.prompts.answer import Chats

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from runtimes.model_config import PromptFormatName
-from supervisor.catalog.prompt_format import PromptFormat
+from supervisor.catalog.models.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
 from supervisor.gateway.body.typed import decoded_answer
 from supervisor.gateway.filters.filters import EVENTS

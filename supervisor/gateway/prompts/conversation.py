@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
+from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
 

@@ -23,8 +23,8 @@ from runtimes.prompt_cache import PromptCache
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.head import CACHE_MODE, CACHE_TAG, PRIORITY, TENANT
-from supervisor.io.store import Entry, NotSavedError, Store
-from supervisor.io.upstream import Headers
+from supervisor.host.store.store import Entry, NotSavedError, Store
+from supervisor.host.upstream.upstream import Headers
 
 log = structlog.get_logger("llmux.cache")
 

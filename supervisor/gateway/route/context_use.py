@@ -11,7 +11,7 @@ from typing import Final
 
 from supervisor.core.types import ModelId, base_of
 from supervisor.gateway.request import Request
-from supervisor.io.request_buffer import RequestBuffer
+from supervisor.host.store.request_buffer import RequestBuffer
 
 KEPT: Final = 64
 """How many requests of one model are remembered."""

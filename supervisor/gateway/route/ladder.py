@@ -19,7 +19,7 @@ from supervisor.core.types import ModelId, RejectCode, WorkerState
 from supervisor.engine.engine import Engine
 from supervisor.errors import ForbiddenError, InvalidRequestError, LlmuxError, UnreachableError
 from supervisor.gateway.upstream_error import is_overflow
-from supervisor.io.upstream import Headers
+from supervisor.host.upstream.upstream import Headers
 
 if TYPE_CHECKING:
     from supervisor.gateway.attempt import Attempt

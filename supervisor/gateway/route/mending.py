@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.catalog.rewrite import NO_REWRITE
+from supervisor.catalog.models.rewrite import NO_REWRITE
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError
 from supervisor.gateway.attempt import Attempt
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.tolerance import ordered, put_right
 from supervisor.gateway.upstream_error import WorkerAnswerError
-from supervisor.io.request_buffer import BodyBudget, RequestBuffer
+from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 
 _REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp blames itself for much that its clients send
 _MOST: Final = 4

@@ -16,8 +16,8 @@ from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER
 from supervisor.catalog import Route as Public
 from supervisor.catalog import Task
-from supervisor.catalog.rewrite import NO_REWRITE, Rewrite
-from supervisor.catalog.sections import MediaConfig
+from supervisor.catalog.models.rewrite import NO_REWRITE, Rewrite
+from supervisor.catalog.sections.sections import MediaConfig
 from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import rejection
@@ -51,9 +51,9 @@ from supervisor.gateway.route.ladder import Ladder
 from supervisor.gateway.route.routes import Route, Routes
 from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.gateway.tunnel import client_of
-from supervisor.io.convert import Converter, Kind
-from supervisor.io.picture_store import PictureStore
-from supervisor.io.request_buffer import BodyBudget, RequestBuffer
+from supervisor.host.media.convert import Converter, Kind
+from supervisor.host.store.picture_store import PictureStore
+from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 
 _NONE: Final[Sequence[str]] = ()
 _NOTHING: Final = (None, b"null", b'""')

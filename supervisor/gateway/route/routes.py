@@ -21,8 +21,8 @@ from runtimes.path_pattern import leaves_its_folder, pattern_of
 from runtimes.prompt_cache import PromptCache
 from supervisor.catalog import Catalog, CatalogModel, Task
 from supervisor.catalog import Route as Public
-from supervisor.catalog.prompt_format import PromptFormat
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.prompt_format import PromptFormat
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.dialect import Dialect

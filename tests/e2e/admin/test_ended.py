@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.waiting import WaitKind
+from supervisor.core.admission.waiting import WaitKind
 from tests.e2e.admin.conftest import loading
 from tests.e2e.admin.test_requests import Client, cancel, listed
 from tests.support.daemon import wait_until

@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
 from tests.e2e.admin.conftest import loading
 from tests.support import tiny
 from tests.support.daemon import wait_until

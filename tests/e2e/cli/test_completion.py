@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli import environments
 from supervisor.cli.commands.watch import KINDS
+from supervisor.cli.environments import environments
 from supervisor.cli.exit_codes import ExitCode
 from tests.support import forker, installed, tiny
 from tests.support.daemon import REPOSITORY

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from supervisor.cli import environments
+from supervisor.cli.environments import environments
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.io import venvs
+from supervisor.host.environments import venvs
 from tests.support import fake_nvml, hearing, hf_folder, tiny
 from tests.support.daemon import fake, gguf
 from tests.support.fake_amd import Amd

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.catalog.local_models import find
+from supervisor.catalog.models.local_models import find
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.errors import NotFoundError
 from tests.support import tiny

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from structlog.dev import ConsoleRenderer, plain_traceback
 
-from supervisor.cli import log_lines
-from supervisor.cli.log_lines import LONGEST, Lines, for_terminals, json_line
+from supervisor.cli.serving import log_lines
+from supervisor.cli.serving.log_lines import LONGEST, Lines, for_terminals, json_line
 from tests.support import forker
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
@@ -27,7 +27,7 @@ from tests.support.limits import LIMIT_S
 
 def told(code: str, form: str = "json", level: str = "info") -> str:
     """What a program writes to stderr in which `code` runs after logging was set up."""
-    head = "import asyncio, gc, logging, structlog, sys, threading, warnings\nfrom supervisor.cli.log_setup import configure\n"
+    head = "import asyncio, gc, logging, structlog, sys, threading, warnings\nfrom supervisor.cli.serving.log_setup import configure\n"
     program = f"{head}configure({level!r}, {form!r})\nlog = structlog.get_logger('x')\n{code}"
     with open(os.devnull) as nothing, TemporaryFile() as stdout, TemporaryFile() as stderr:
         streams = {"stdin": nothing, "stdout": stdout, "stderr": stderr}
@@ -411,7 +411,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("form", ["json", "auto"])
     def test_no_stderr(self, form):
-        code = f"from supervisor.cli.log_setup import configure; configure('info', '{form}'); 1/0"
+        code = f"from supervisor.cli.serving.log_setup import configure; configure('info', '{form}'); 1/0"
         done = subprocess.run(
             ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=REPOSITORY, timeout=LIMIT_S
         )

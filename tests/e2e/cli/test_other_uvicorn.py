@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.http.known_uvicorn import TESTED
+from supervisor.server.known_uvicorn import TESTED
 from tests.support.daemon import Daemon, fake
 
 HERE = Path(uvicorn.__file__).parent

@@ -307,7 +307,7 @@ class TestTracebacks:
 
     def test_no_variables(self):
         program = (
-            "import rich, structlog; from supervisor.cli import log_setup; log_setup.configure('info', 'console')\n"
+            "import rich, structlog; from supervisor.cli.serving import log_setup; log_setup.configure('info', 'console')\n"
             "def broken(secret):\n    raise ValueError('broken')\n"
             "try:\n    broken(''.join(['sk', '-', '1234']))\n"
             "except ValueError:\n    structlog.get_logger().exception('it.broke')\n"

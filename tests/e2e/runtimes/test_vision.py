@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from runtimes.embeddings.adapter import EmbeddingsAdapter, EmbeddingsConfig
-from supervisor.io import procfs
+from supervisor.host.process import procfs
 from tests.support import environments, hf_folder, minilm, seeing
 from tests.support.daemon import running
 

@@ -9,7 +9,7 @@ import msgspec
 
 from supervisor.api.health import runner_health
 from supervisor.core.types import Crash, CrashClass, WorkerState
-from supervisor.daemon.health import trouble
+from supervisor.daemon.observability.health import trouble
 from tests.support.cases import cases
 
 OOM, OTHER = Crash(CrashClass.OUT_OF_MEMORY, ""), Crash(CrashClass.UNKNOWN, "")

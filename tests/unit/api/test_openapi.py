@@ -16,8 +16,8 @@ from supervisor import api
 from supervisor.api import openapi, routing
 from supervisor.dialects import DIALECTS, OPERATIONS, dialect_of
 from supervisor.dialects.ollama import decode
-from supervisor.http.auth import scope_for
-from supervisor.io.distribution import version
+from supervisor.host.distribution import version
+from supervisor.server.auth import scope_for
 from tests.support.application import ask, get, serving
 from tests.support.cases import cases
 from tests.support.openapi import DOCUMENT, errors, operations, resolved, strict

@@ -9,7 +9,7 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import load_text
-from supervisor.catalog.runner_variables import is_runner
+from supervisor.catalog.loading.runner_variables import is_runner
 from supervisor.errors import NotFoundError
 from tests.support import hf_folder, tiny
 from tests.support.cases import cases

@@ -11,12 +11,12 @@ from runtimes.registry import REGISTRY
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
-from supervisor.catalog.fitting import memory_warnings, pins_warning, specs_on
-from supervisor.catalog.overrides import overridden
-from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.device_sets import Spread, need_mib, spread
+from supervisor.catalog.models.fitting import memory_warnings, pins_warning, specs_on
+from supervisor.catalog.models.overrides import overridden
+from supervisor.catalog.sections.sections import LimitsConfig
+from supervisor.core.memory.device_sets import Spread, need_mib, spread
 from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
-from supervisor.daemon.sizes import warnings_of
+from supervisor.daemon.configuration.sizes import warnings_of
 from supervisor.errors import NotFoundError
 from supervisor.gateway.body.json_body import open_object
 from tests.unit.catalog.conftest import StubAdapter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.catalog.clients import DEFAULT_CLIENT, rate_of
 from supervisor.catalog.keys import load_keys
-from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
+from supervisor.catalog.sections.clients import DEFAULT_CLIENT, rate_of
+from supervisor.core.admission.limits import NO_LIMITS, Rate, TenantLimits
 from supervisor.errors import ConfigError
 from tests.support.cases import cases
 

@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.document import Layer, Place, Source, dotted, merge, parse, places, plain, read, scalar, tree_of
+from supervisor.catalog.document.document import (
+    Layer,
+    Place,
+    Source,
+    dotted,
+    merge,
+    parse,
+    places,
+    plain,
+    read,
+    scalar,
+    tree_of,
+)
 from tests.support.cases import cases
 
 SOURCE = Source(Layer.FILE, "a.yaml", Path("/etc"))

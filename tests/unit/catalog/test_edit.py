@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from supervisor.catalog.edit import EditError, with_entries, with_keys, with_model, without_entry
+from supervisor.catalog.document.edit import EditError, with_entries, with_keys, with_model, without_entry
 from tests.support.cases import cases
 
 ENTRY = {"source": {"repo": "acme/x-GGUF", "files": ["x-Q4_K_M.gguf"]}}

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.catalog.document import Layer, Source, parse, plain
-from supervisor.catalog.yaml_writer import Comments, to_yaml
+from supervisor.catalog.document.document import Layer, Source, parse, plain
+from supervisor.catalog.document.yaml_writer import Comments, to_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(

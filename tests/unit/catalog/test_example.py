@@ -10,7 +10,7 @@ import pytest
 import supervisor
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY
-from supervisor.catalog.document import Layer, Source, parse, plain
+from supervisor.catalog.document.document import Layer, Source, parse, plain
 from supervisor.catalog.schema import json_schema
 
 CONFIG = Path(supervisor.__file__).parent.parent / "config"

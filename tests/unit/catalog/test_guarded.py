@@ -6,7 +6,7 @@ import types
 import typing
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.guarded import KEYS, RUNTIMES, guarded_changes
+from supervisor.catalog.document.guarded import KEYS, RUNTIMES, guarded_changes
 from tests.support.cases import cases
 
 FREE = {

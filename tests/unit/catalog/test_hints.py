@@ -9,8 +9,8 @@ import yaml
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import hints
-from supervisor.catalog.clients import ClientConfig
-from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections.clients import ClientConfig
+from supervisor.catalog.sections.sections import LimitsConfig, ServerConfig, VirtualModelConfig
 from tests.support.cases import cases
 
 LLAMA = {"runtime": "llama_server", "path": "/m.gguf"}

@@ -6,8 +6,8 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config
-from supervisor.catalog.document import dotted
-from supervisor.catalog.loader import load
+from supervisor.catalog.document.document import dotted
+from supervisor.catalog.loading.loader import load
 from supervisor.errors import ConfigError
 
 MINIMAL = "models:\n  tiny:\n    path: tiny.gguf\n"

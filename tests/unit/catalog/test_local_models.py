@@ -12,9 +12,9 @@ from runtimes.llama_server.adapter import gguf_meta
 from runtimes.registry import REGISTRY
 from supervisor.catalog import load_text
 from supervisor.catalog.assembly import is_name
-from supervisor.catalog.local_models import _names, find, runtime_of
+from supervisor.catalog.models.local_models import _names, find, runtime_of
 from supervisor.core.types import ModelId
-from supervisor.daemon.reload import _with_removed_busy
+from supervisor.daemon.configuration.reload import _with_removed_busy
 from supervisor.errors import ConfigError, NotFoundError
 from tests.support import hf_folder, tiny
 from tests.support.cases import cases

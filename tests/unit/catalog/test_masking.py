@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.catalog.masking import MASK, masked
+from supervisor.catalog.document.masking import MASK, masked
 from tests.support.cases import cases
 
 

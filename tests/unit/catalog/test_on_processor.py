@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.catalog import Catalog, load
-from supervisor.core.device_sets import device_sets
+from supervisor.core.memory.device_sets import device_sets
 from supervisor.core.types import DeviceSpec, Footprint, FootprintSource, ModelSpec
-from supervisor.daemon.sizes import warnings_of
+from supervisor.daemon.configuration.sizes import warnings_of
 from tests.support import tiny
 
 

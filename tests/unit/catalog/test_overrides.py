@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervisor.catalog import load
-from supervisor.catalog.overrides import overridden, renamed
+from supervisor.catalog.models.overrides import overridden, renamed
 from supervisor.errors import InvalidRequestError
 from tests.support import hf_folder, tiny
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.prompt_format import FORMATS, written_here
+from supervisor.catalog.models.prompt_format import FORMATS, written_here
 from supervisor.errors import ConfigError
 from tests.support import tiny
 from tests.support.cases import cases

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.base import CHAT_TEMPLATE, Endpoint, Thinking
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody, open_object
 from tests.support.cases import cases

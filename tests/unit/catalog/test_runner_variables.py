@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.catalog.document import plain
-from supervisor.catalog.loader import load
-from supervisor.catalog.runner_variables import VARIABLES, VLLM, read_variables
-from supervisor.core.limits import Rate, TenantLimits
+from supervisor.catalog.document.document import plain
+from supervisor.catalog.loading.loader import load
+from supervisor.catalog.loading.runner_variables import VARIABLES, VLLM, read_variables
+from supervisor.core.admission.limits import Rate, TenantLimits
 from supervisor.errors import ConfigError
 from tests.support import hf_folder
 from tests.support.cases import cases

@@ -7,7 +7,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from supervisor.catalog.sections import MediaConfig
+from supervisor.catalog.sections.sections import MediaConfig
 from tests.support.cases import cases
 
 MODEL = "models:\n  m: {{cmd: x, vram_mib: 10, drain_s: {0}}}\nlimits: {{drain_s: {0}}}\n"

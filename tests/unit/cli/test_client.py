@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import UnreachableError
-from supervisor.io import local_access
+from supervisor.host.store import local_access
 
 
 class Listener(HTTPServer):

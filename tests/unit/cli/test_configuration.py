@@ -8,8 +8,10 @@ import re
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli import doctor, environments, keys, model_entries, options, service
+from supervisor.cli import doctor, keys, options, service
 from supervisor.cli.configuration import as_json, checked, daemon_url, effective, found, required, shown
+from supervisor.cli.environments import environments
+from supervisor.cli.models import model_entries
 from supervisor.errors import ConfigError
 from tests.support import tiny
 

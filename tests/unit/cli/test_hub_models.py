@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.catalog.assembly import is_name
-from supervisor.cli.hub_models import Reference, _names, is_named, name_of, reference
+from supervisor.cli.models.hub_models import Reference, _names, is_named, name_of, reference
 from supervisor.errors import InvalidRequestError
 from tests.support.cases import cases
 

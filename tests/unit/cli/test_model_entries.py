@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from runtimes.device_kind import CUDA, HOST
-from supervisor.cli import hub_models, model_entries
-from supervisor.cli.hub_models import Reference, Variant
+from supervisor.cli.models import hub_models, model_entries
+from supervisor.cli.models.hub_models import Reference, Variant
 from supervisor.core.types import DeviceId
 from supervisor.errors import ConfigError
-from supervisor.io.memory import DeviceInfo
+from supervisor.host.memory.memory import DeviceInfo
 
 GPU = DeviceInfo(DeviceId("gpu0"), CUDA, "NVIDIA GeForce RTX 4080", 16376, 512)
 PROCESSOR = DeviceInfo(DeviceId("host"), HOST, "processor and RAM", 16000, 0)

@@ -8,7 +8,7 @@ import sys
 SETTLE = """
 import gc
 gc.disable()
-from supervisor.cli.own_process import settle_garbage_collector
+from supervisor.cli.serving.own_process import settle_garbage_collector
 settle_garbage_collector()
 print(gc.isenabled(), gc.get_freeze_count() > 10_000)
 """

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from supervisor.cli.server import reached_at
+from supervisor.cli.serving.server import reached_at
 from tests.support.limits import LIMIT_S
 
 

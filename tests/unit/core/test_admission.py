@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.admission import AdmissionPolicy, FirstCome
+from supervisor.core.admission.admission import AdmissionPolicy, FirstCome
 from supervisor.core.demand import DEFAULT_DEMAND, LOW, MOST_URGENT, NORMAL
 from supervisor.core.types import Policy
 from tests.support.cases import cases

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from supervisor.core import admission
+from supervisor.core.admission import admission
+from supervisor.core.admission.waiting import wait_reason
 from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.events import ClientsRead, LoadRequested, UnloadRequested
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId, RejectCode
-from supervisor.core.waiting import wait_reason
 from tests.support.counts import times
 from tests.support.simulation import World, model, record
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from supervisor.core.admission.fair_shares import FairShares
 from supervisor.core.demand import HIGH, LOW, NORMAL, Demand
 from supervisor.core.events import LoadRequested, RequestArrived
-from supervisor.core.fair_shares import FairShares
 from supervisor.core.types import Limits, ModelId, TicketId
 from tests.support.simulation import World, model
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.footprint import DEFAULT_MIB, choose, from_name
+from supervisor.core.memory.footprint import DEFAULT_MIB, choose, from_name
 from supervisor.core.types import Footprint, FootprintSource
 from tests.support.cases import cases
 

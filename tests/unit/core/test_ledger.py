@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from supervisor.core.events import DeviceSample
-from supervisor.core.ledger import Holder, Ledger, Phase
+from supervisor.core.memory.ledger import Holder, Ledger, Phase
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Generation, Limits, ModelId
 from tests.support.counts import examples
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from supervisor.core.events import DeviceSample
-from supervisor.core.ledger import Ledger, Phase
+from supervisor.core.memory.ledger import Ledger, Phase
 from supervisor.core.types import DeviceId, DeviceSpec, Generation, Limits, ModelId
 
 GPU, OTHER = DeviceId("gpu0"), DeviceId("gpu1")

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from supervisor.core.admission.limits import (
+    MOST_KEPT,
+    REFUSAL_LOG_INTERVAL_S,
+    Account,
+    Accounts,
+    Counted,
+    Rate,
+    TenantLimits,
+)
 from supervisor.core.effects import Decided
 from supervisor.core.events import UnloadRequested, WorkerUnready
-from supervisor.core.limits import MOST_KEPT, REFUSAL_LOG_INTERVAL_S, Account, Accounts, Counted, Rate, TenantLimits
 from supervisor.core.types import Limits, ModelId, RejectCode, TicketId
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.device_sets import Spread
-from supervisor.core.multi_device import in_proportion
-from supervisor.core.planner import plan
-from supervisor.core.plans import (
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.memory.device_sets import Spread
+from supervisor.core.planning.multi_device import in_proportion
+from supervisor.core.planning.planner import plan
+from supervisor.core.planning.plans import (
     Admit,
     DeviceView,
     Evict,

@@ -1,5 +1,6 @@
 import pytest
 
+from supervisor.core.admission.waiting import wait_reason
 from supervisor.core.events import (
     Configured,
     HandoverRequested,
@@ -22,7 +23,6 @@ from supervisor.core.types import (
     Partner,
     RejectCode,
 )
-from supervisor.core.waiting import wait_reason
 from tests.support.counts import times
 from tests.support.simulation import GPU, World, load, model, record
 

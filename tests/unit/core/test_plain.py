@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import settings
 
-from supervisor.core import plain
+from supervisor.core.admission import plain
+from supervisor.core.admission.limits import Account, Rate, TenantLimits
 from supervisor.core.effects import Alert, Effect
 from supervisor.core.events import (
     Event,
@@ -22,10 +23,9 @@ from supervisor.core.events import (
     WorkerUnkillable,
     WorkerUnready,
 )
-from supervisor.core.limits import Account, Rate, TenantLimits
+from supervisor.core.planning.snapshots import device_summary
 from supervisor.core.recovery import copied
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.snapshots import device_summary
 from supervisor.core.types import ModelId
 from supervisor.engine.recording import packed
 from tests.support.counts import examples

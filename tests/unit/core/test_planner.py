@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
 from supervisor.core.messages import listed
-from supervisor.core.planner import plan
-from supervisor.core.plans import (
+from supervisor.core.planning.planner import plan
+from supervisor.core.planning.plans import (
     Admit,
     DeviceView,
     Evict,

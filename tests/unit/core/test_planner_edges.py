@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.planner import plan
-from supervisor.core.plans import (
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.planning.planner import plan
+from supervisor.core.planning.plans import (
     Admit,
     DeviceView,
     Evict,

@@ -15,9 +15,9 @@ from itertools import chain, combinations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.planner import plan
-from supervisor.core.plans import (
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.planning.planner import plan
+from supervisor.core.planning.plans import (
     Admit,
     DeviceView,
     Evict,

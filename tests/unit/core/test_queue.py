@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission.admission import AdmissionPolicy
+from supervisor.core.admission.queue import LATELY_S, MOST_WAITS, AdmissionQueue, RecentWaits
 from supervisor.core.demand import DEFAULT_DEMAND, HIGH, LOW, NORMAL, Demand
 from supervisor.core.effects import QueueLoad
-from supervisor.core.queue import LATELY_S, MOST_WAITS, AdmissionQueue, RecentWaits
 from supervisor.core.types import MODEL_PLACEHOLDER, Limits, ModelId, Policy, RejectCode, TicketId
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model

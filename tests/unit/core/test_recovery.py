@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from supervisor import core
-from supervisor.core import operators, recovery, reports
+from supervisor.core import operators, recovery
 from supervisor.core.effects import Effect, Reject, StopWorker
 from supervisor.core.events import (
     ClientsRead,
@@ -43,7 +43,7 @@ from supervisor.core.events import (
     WorkerReady,
     WorkerUnready,
 )
-from supervisor.core.ledger import Ledger
+from supervisor.core.memory.ledger import Ledger
 from supervisor.core.recovery import Recovery, copied
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import MishandledError
@@ -58,6 +58,7 @@ from supervisor.core.types import (
     RejectCode,
     TicketId,
 )
+from supervisor.core.workers import reports
 from supervisor.engine.recording import packed
 from tests.support.counts import examples, times
 from tests.support.simulation import GPU, World, load, model, record

@@ -16,7 +16,6 @@ from supervisor.core.events import (
     UnloadRequested,
     WorkerAdopted,
 )
-from supervisor.core.replicas import expanded, touched
 from supervisor.core.types import (
     Crash,
     CrashClass,
@@ -28,6 +27,7 @@ from supervisor.core.types import (
     RejectCode,
     TicketId,
 )
+from supervisor.core.workers.replicas import expanded, touched
 from tests.support.simulation import GPU, World, guessed, model
 
 M = "m"

@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from supervisor.core.admission import POLICIES
+from supervisor.core.admission.admission import POLICIES
+from supervisor.core.admission.limits import Account, Counted, Rate, TenantLimits
 from supervisor.core.demand import AnswerTimes
 from supervisor.core.events import (
     HandoverEnded,
@@ -38,7 +39,6 @@ from supervisor.core.events import (
     WorkerUnkillable,
     WorkerUnready,
 )
-from supervisor.core.limits import Account, Counted, Rate, TenantLimits
 from supervisor.core.types import (
     Crash,
     CrashClass,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import placement
 from supervisor.core.events import Configured, Event, MemorySampled, UnloadRequested, WorkerAdopted
+from supervisor.core.planning import placement
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, DeviceId, DeviceSpec, Limits, ModelId, Policy, WorkerState
 from tests.support.simulation import GPU, World, guessed, load, model, record

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.lifecycle import TABLE, ImpossibleTransitionError, Trigger, advance
 from supervisor.core.model_state import Change, Drain, Life, LoadIntent, ModelState
 from supervisor.core.types import HAS_WORKER, Crash, CrashClass, ModelId, StopCause, WorkerState
+from supervisor.core.workers.lifecycle import TABLE, ImpossibleTransitionError, Trigger, advance
 from tests.support.cases import cases
 from tests.support.simulation import World, model
 

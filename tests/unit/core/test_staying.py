@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.core.admission.waiting import wait_reason
 from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.events import PinRequested, UnloadRequested
 from supervisor.core.types import Limits, ModelId, Policy
-from supervisor.core.waiting import wait_reason
 from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.admission.waiting import Forecast, WaitKind, forecast, wait_reason
 from supervisor.core.effects import LearnLoad
 from supervisor.core.events import UnloadRequested
 from supervisor.core.types import Crash, CrashClass, ModelId
-from supervisor.core.waiting import Forecast, WaitKind, forecast, wait_reason
 from tests.support.simulation import World, load, model, rivals
 
 A, B = ModelId("a"), ModelId("b")

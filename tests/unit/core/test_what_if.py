@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.plans import Admit, Evict, Refuse, Wait
+from supervisor.core.planning.plans import Admit, Evict, Refuse, Wait
+from supervisor.core.planning.what_if import what_if
 from supervisor.core.types import ModelSpec
-from supervisor.core.what_if import what_if
 from tests.support.simulation import GPU, World, load, model
 
 

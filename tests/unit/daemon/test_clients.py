@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key, Keyring, Scope
+from supervisor.catalog.sections.clients import ClientConfig
 from supervisor.core.demand import Demand
 from supervisor.daemon.clients import KEPT, OTHER, Clients, Cooldown, CooldownRule
 from supervisor.dialects.openai import OPENAI

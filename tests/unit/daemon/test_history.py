@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.daemon.history import History
+from supervisor.daemon.observability.history import History
 
 
 class TestHistory:

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from supervisor.daemon.metrics import FastCounter, FastHistogram
+from supervisor.daemon.observability.metrics import FastCounter, FastHistogram
 
 NAMES = ("x", 'q"\\\n', "ü")
 

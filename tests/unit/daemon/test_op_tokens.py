@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from supervisor.catalog.governance import GovernanceConfig
+from supervisor.catalog.sections.governance import GovernanceConfig
 from supervisor.daemon.op_tokens import (
     MOST_SPANS,
     VALID_S,
@@ -28,7 +28,7 @@ from supervisor.daemon.op_tokens import (
     verify,
 )
 from supervisor.errors import ForbiddenError
-from supervisor.io.store import Store
+from supervisor.host.store.store import Store
 from tests.support.cases import cases
 
 NOW = 4_000_000_000.0

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from supervisor.catalog import Configuration
-from supervisor.daemon import reload
-from supervisor.daemon.reload import Reloader
+from supervisor.daemon.configuration import reload
+from supervisor.daemon.configuration.reload import Reloader
 from supervisor.errors import ConfigError
 from tests.support.application import Served, serving
 from tests.support.daemon import fake

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.daemon.runtime_config import VARIABLE, RuntimeConfig, from_environment
+from supervisor.daemon.configuration.runtime_config import VARIABLE, RuntimeConfig, from_environment
 from supervisor.errors import ConfigError
-from supervisor.io.store import NotSavedError, Store
+from supervisor.host.store.store import NotSavedError, Store
 
 
 class TestVariable:

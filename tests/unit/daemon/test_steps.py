@@ -7,8 +7,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from supervisor.daemon import steps
-from supervisor.daemon.steps import Steps
+from supervisor.daemon.observability import steps
+from supervisor.daemon.observability.steps import Steps
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.errors import UnreachableError

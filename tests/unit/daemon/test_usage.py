@@ -7,8 +7,8 @@ import io
 
 from msgspec.structs import replace
 
-from supervisor.daemon import usage
-from supervisor.daemon.usage import as_csv, rows, summed, used
+from supervisor.daemon.observability import usage
+from supervisor.daemon.observability.usage import as_csv, rows, summed, used
 from supervisor.gateway.record import RequestLine, RequestRecord
 from tests.support.cases import cases
 

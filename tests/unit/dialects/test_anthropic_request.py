@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.errors import InvalidRequestError

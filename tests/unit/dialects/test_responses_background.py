@@ -10,8 +10,8 @@ import pytest
 from supervisor.dialects.responses import background
 from supervisor.dialects.responses.stored_conversation import event, event_log_of
 from supervisor.dialects.responses.stored_response import response_of
-from supervisor.io import response_store
-from supervisor.io.response_store import Part, ResponseStore, StoredResponse
+from supervisor.host.store import response_store
+from supervisor.host.store.response_store import Part, ResponseStore, StoredResponse
 
 NAME = "resp_1"
 BEGUN = Part(b'{"id":"resp_1","status":"queued","output":[]}')

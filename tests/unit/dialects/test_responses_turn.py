@@ -13,8 +13,8 @@ from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.stored_conversation import ConversationStore
-from supervisor.io.request_buffer import BodyBudget, Gathered
-from supervisor.io.response_store import Part, ResponseStore, StoredResponse
+from supervisor.host.store.request_buffer import BodyBudget, Gathered
+from supervisor.host.store.response_store import Part, ResponseStore, StoredResponse
 
 EVENTS = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"1")]

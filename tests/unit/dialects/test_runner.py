@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from runtimes.prompt_cache import PromptCache
-from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.events import Configured, ShutdownRequested, UnloadRequested
+from supervisor.core.memory.device_ledger import Lease, Phase
 from supervisor.core.types import WorkerState
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush

@@ -24,7 +24,7 @@ from supervisor.catalog.keys import _KeyConfig, load_keys
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.demo import write_demo
 from supervisor.cli.main import main
-from supervisor.cli.serve import welcome
+from supervisor.cli.serving.serve import welcome
 from supervisor.core.effects import Reject
 from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
 from supervisor.engine.ticket import rejection
@@ -188,7 +188,7 @@ class TestApi:
     """Every endpoint and every field of the admin API is in docs/reference/api.md."""
 
     def test_operations(self):
-        """Those of the OpenAPI document, of which tests/unit/http/test_openapi.py knows that it is complete."""
+        """Those of the OpenAPI document, of which tests/unit/server/test_openapi.py knows that it is complete."""
         told = [operation for section in sections() for operation in section.operations]
         names = {f"{each.method} {path}" for each in told for path in (each.path, *each.aliases)}
         headings = "".join(re.findall(r"^### .*$", text("reference/api.md"), re.MULTILINE))
@@ -200,7 +200,9 @@ class TestApi:
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
 
     def test_metrics(self):
-        source = ast.parse((ROOT / "supervisor" / "daemon" / "metrics.py").read_text(encoding="utf-8"))
+        source = ast.parse(
+            (ROOT / "supervisor" / "daemon" / "observability" / "metrics.py").read_text(encoding="utf-8")
+        )
         texts = {value for node in ast.walk(source) if (value := constant(node))}
         ours = {value for value in texts if re.fullmatch(r"(llmux|gen_ai)_\w+", value)}
         documented = set(rows(part(text("reference/metrics.md"), "# Metrics")))

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import operators, reports, termination, timers
-from supervisor.core.device_ledger import Holder
+from supervisor.core import operators, timers
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
     Configured,
@@ -28,8 +27,10 @@ from supervisor.core.events import (
     WorkerReady,
     WorkerUnkillable,
 )
-from supervisor.core.ledger import Ledger
+from supervisor.core.memory.device_ledger import Holder
+from supervisor.core.memory.ledger import Ledger
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
+from supervisor.core.workers import reports, termination
 from supervisor.engine.engine import Engine
 from supervisor.engine.recording import replay
 from supervisor.engine.ticket import HandedOverError, Ticket

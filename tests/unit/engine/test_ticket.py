@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from supervisor.core.admission.limits import Counted, Standing
 from supervisor.core.effects import AskClients, QueueLoad, Reject
-from supervisor.core.limits import Counted, Standing
 from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket, blocking_reads, rejection

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.core.admission.waiting import WaitKind, WaitReason
 from supervisor.core.types import ModelId, TicketId
-from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.engine.waits import MOST_PARTS, Waits, WaitTrace
 from supervisor.gateway.record import BODY
 from tests.support.simulation import rivals

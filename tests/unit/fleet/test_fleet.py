@@ -11,8 +11,8 @@ from runtimes.command.adapter import CommandAdapter
 from runtimes.model_config import ModelConfig
 from runtimes.openai_remote.adapter import OpenAIRemoteAdapter, OpenAIRemoteConfig
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import LimitsConfig
+from supervisor.catalog.models.rewrite import Rewrite
+from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, DeviceId, Generation, ModelId, StopCause

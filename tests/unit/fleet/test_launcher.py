@@ -17,14 +17,14 @@ from runtimes.base import ModelUnusableError
 from runtimes.command.adapter import CommandAdapter, CommandConfig
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.errors import UnavailableError
 from supervisor.fleet import local
 from supervisor.fleet.launcher import Look, Started
 from supervisor.fleet.local import LocalLauncher
-from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership, PortRange
+from supervisor.host.memory.memory import WorkerKey
+from supervisor.host.process.ports import Ownership, PortRange
 from tests.support.daemon import fake
 from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import ScriptedLauncher

@@ -13,18 +13,18 @@ from runtimes.base import ModelUnusableError, RuntimeNotInstalledError
 from runtimes.command.adapter import CommandAdapter
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import LimitsConfig
+from supervisor.catalog.models.rewrite import Rewrite
+from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.events import Event, WorkerReady, WorkerUnkillable, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId
 from supervisor.errors import UnavailableError
 from supervisor.fleet import worker
 from supervisor.fleet.worker import Worker
-from supervisor.io.memory import HolderPids
-from supervisor.io.ports import Ownership
-from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
-from supervisor.io.progress import Progress
-from supervisor.io.upstream import UpstreamPool
+from supervisor.host.memory.memory import HolderPids
+from supervisor.host.process.ports import Ownership
+from supervisor.host.process.process import ProcessExit, SpawnError, UnkillableError
+from supervisor.host.process.progress import Progress
+from supervisor.host.upstream.upstream import UpstreamPool
 from supervisor.schema.request import Step
 from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import PIDS, PORT, STRANGE, ScriptedLauncher, look

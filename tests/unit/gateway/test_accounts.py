@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.keys import Key, Scope
-from supervisor.core.limits import NO_LIMITS, Account, Rate, TenantLimits
+from supervisor.catalog.sections.clients import ClientConfig, filled
+from supervisor.core.admission.limits import NO_LIMITS, Account, Rate, TenantLimits
 from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.identity.accounts import ANONYMOUS_TENANT, accounts_of, tokens_of
 

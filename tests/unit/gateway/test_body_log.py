@@ -11,8 +11,8 @@ import pytest
 
 from supervisor.gateway.filters.body_log import SHOWN_BYTES, Capture
 from supervisor.gateway.filters.filters import Head, Use
-from supervisor.io import kept_bodies
-from supervisor.io.kept_bodies import MOST, KeptBodies
+from supervisor.host.store import kept_bodies
+from supervisor.host.store.kept_bodies import MOST, KeptBodies
 from tests.support.cases import cases
 
 PNG = base64.b64encode(os.urandom(3000)).decode()

@@ -11,7 +11,7 @@ from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.route import caching
 from supervisor.gateway.route.caching import CacheDirective, CacheSalts, cache_directive_of
-from supervisor.io.store import Store
+from supervisor.host.store.store import Store
 from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"

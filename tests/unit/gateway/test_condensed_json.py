@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import condensed_json
 from supervisor.gateway.body.condensed_json import CondensedJson

@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.types import ModelId
 from supervisor.gateway.attempt import NO_USAGE, Usage
 from supervisor.gateway.route.context_use import KEPT, PICTURE, UNKNOWN, USUAL, ContextUse, measured
-from supervisor.io.request_buffer import RequestBuffer
+from supervisor.host.store.request_buffer import RequestBuffer
 from tests.support.cases import cases
 
 M, SHARED = ModelId("m"), 8192

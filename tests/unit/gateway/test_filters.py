@@ -14,7 +14,7 @@ from supervisor.gateway.filters.cache_report import CacheReport
 from supervisor.gateway.filters.filters import Filter, FilteredResponse, Head, Use, filtered
 from supervisor.gateway.filters.model_name import Rename, renaming
 from supervisor.gateway.filters.stream_end import END_OF, StreamJudge
-from supervisor.io.request_buffer import BodyBudget, Gathered
+from supervisor.host.store.request_buffer import BodyBudget, Gathered
 
 EVENTS = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json")]

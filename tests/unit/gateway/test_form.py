@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.form import read_form
 from tests.support.cases import cases

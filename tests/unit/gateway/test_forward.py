@@ -15,8 +15,8 @@ from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.disconnect import ResponseOverError
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.upstream_error import error_answer
-from supervisor.http import hang_ups
-from supervisor.http.protocol import GuardedProtocol
+from supervisor.server import hang_ups
+from supervisor.server.protocol import GuardedProtocol
 from tests.support.cases import cases
 from tests.support.garbage import no_cycles_of
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until

@@ -10,7 +10,7 @@ from supervisor.errors import UpstreamError
 from supervisor.gateway.filters.filters import FilteredResponse, Head
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.translation import Repair
-from supervisor.io.request_buffer import Gathered
+from supervisor.host.store.request_buffer import Gathered
 from tests.support.cases import cases
 
 

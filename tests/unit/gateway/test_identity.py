@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key, Scope
+from supervisor.catalog.sections.clients import ClientConfig
 from supervisor.core.demand import DEFAULT_DEMAND, HIGH, LOW, NORMAL, Demand
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runtimes.base import Endpoint
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 

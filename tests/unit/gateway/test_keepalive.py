@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from supervisor.core.admission.waiting import Forecast, WaitKind, WaitReason
 from supervisor.core.types import ModelId
-from supervisor.core.waiting import Forecast, WaitKind, WaitReason
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.waits import WaitTrace, _Phase
 from supervisor.gateway import keepalive as keepalive_module

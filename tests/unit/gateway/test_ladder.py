@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervisor.catalog import Route, Task
-from supervisor.catalog.tasks import TaskConfig
+from supervisor.catalog.sections.tasks import TaskConfig
 from supervisor.core.types import WorkerState
 from supervisor.errors import InvalidRequestError, UnavailableError, UnreachableError, UpstreamError
 from supervisor.gateway.route.ladder import FALLS_BACK, Ladder

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from runtimes.base import Endpoint, TextReferences
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.models.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import json_body
 from supervisor.gateway.body.json_body import JsonBody

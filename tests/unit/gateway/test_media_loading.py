@@ -14,13 +14,13 @@ import h11
 import pytest
 
 from runtimes.base import Endpoint, TextReferences
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import MediaConfig
+from supervisor.catalog.models.rewrite import Rewrite
+from supervisor.catalog.sections.sections import MediaConfig
 from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.media.media import Reference
 from supervisor.gateway.media.media_loading import MediaLoader
-from supervisor.io.request_buffer import BodyBudget
+from supervisor.host.store.request_buffer import BodyBudget
 from tests.support.fake_http import serving
 from tests.support.fake_remote import Authority
 from tests.support.limits import LIMIT_S
@@ -481,7 +481,7 @@ class TestLettingGo:
 
 
 class TestFiles:
-    """Below the folder, as `io.media` reads them."""
+    """Below the folder, as `host.media.media` reads them."""
 
     async def test_a_file(self, source, tmp_path):
         (tmp_path / "a b.png").write_bytes(PNG)

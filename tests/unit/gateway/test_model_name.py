@@ -9,7 +9,7 @@ import pytest
 from supervisor.gateway.filters import model_name
 from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.model_name import Rename, renaming
-from supervisor.io.request_buffer import Gathered
+from supervisor.host.store.request_buffer import Gathered
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
 

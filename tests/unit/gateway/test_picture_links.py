@@ -12,9 +12,9 @@ import pytest
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.picture_links import PictureLinks, base_url, refuse_links
-from supervisor.io.picture_store import PictureStore
-from supervisor.io.request_buffer import Gathered
-from supervisor.io.store import NotSavedError
+from supervisor.host.store.picture_store import PictureStore
+from supervisor.host.store.request_buffer import Gathered
+from supervisor.host.store.store import NotSavedError
 
 PNG = b"\x89PNG and so on"
 WANTED = (b"x-llmux-pictures", b"url")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.catalog.prompt_format import FORMATS
+from supervisor.catalog.models.prompt_format import FORMATS
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.prompts.answer import Chats, Thoughts

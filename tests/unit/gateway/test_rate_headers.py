@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.limits import Counted, Standing
+from supervisor.core.admission.limits import Counted, Standing
 from supervisor.gateway.identity.rate_headers import NAMES, duration, rate_headers
 from tests.support.cases import cases
 

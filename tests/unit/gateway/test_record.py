@@ -17,10 +17,10 @@ import structlog
 from msgspec import structs
 
 from supervisor.catalog.keys import Key
+from supervisor.core.admission.waiting import WaitKind, WaitReason
 from supervisor.core.demand import Demand
 from supervisor.core.types import Generation, ModelId, TicketId
-from supervisor.core.waiting import WaitKind, WaitReason
-from supervisor.daemon.history import History
+from supervisor.daemon.observability.history import History
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.engine.ticket import Ticket

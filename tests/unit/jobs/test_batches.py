@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.catalog.sections import JobsConfig
+from supervisor.catalog.sections.sections import JobsConfig
 from supervisor.errors import NotFoundError
-from supervisor.io.request_buffer import BodyBudget, Bytes
-from supervisor.io.store import NotSavedError, Store
+from supervisor.host.store.request_buffer import BodyBudget, Bytes
+from supervisor.host.store.store import NotSavedError, Store
 from supervisor.jobs import batches as module
 from supervisor.jobs.batches import Batches, status_of
 from supervisor.jobs.files import File, Files

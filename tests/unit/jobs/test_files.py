@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import NotFoundError, UnavailableError
-from supervisor.io.store import MIGRATIONS, NotSavedError, Store
+from supervisor.host.store.store import MIGRATIONS, NotSavedError, Store
 from supervisor.jobs import files as module
 from supervisor.jobs.files import File, Files
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from structlog.testing import capture_logs
 
-from supervisor.io.store import Footprints, Store
+from supervisor.host.store.store import Footprints, Store
 from supervisor.jobs.job import Batch, Inference, Line, Load, Response
 from supervisor.jobs.jobs import Jobs
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.catalog.keys import Key
-from supervisor.catalog.sections import JobsConfig
+from supervisor.catalog.sections.sections import JobsConfig
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
 from supervisor.gateway.request import Request
-from supervisor.io.store import MIGRATIONS, NotSavedError, Store
+from supervisor.host.store.store import MIGRATIONS, NotSavedError, Store
 from supervisor.jobs import inference as module
 from supervisor.jobs import jobs as base
 from supervisor.jobs.files import Files

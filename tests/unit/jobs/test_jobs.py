@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import NotFoundError
-from supervisor.io.store import NotSavedError, Store
+from supervisor.host.store.store import NotSavedError, Store
 from supervisor.jobs.job import Batch, Inference, Job, Line, Load, Response
 from supervisor.jobs.jobs import Jobs, Kind
 

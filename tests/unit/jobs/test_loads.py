@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core.types import ModelId
 from supervisor.engine.events import Hub
-from supervisor.io.store import Store
+from supervisor.host.store.store import Store
 from supervisor.jobs.job import Load
 from supervisor.jobs.jobs import Jobs
 from supervisor.jobs.loads import KEPT, MOST_SHARE, Loads, progress_of

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from supervisor.catalog import Configuration
 from supervisor.core.types import ModelId
 from supervisor.errors import UnavailableError
-from supervisor.io.store import Store
+from supervisor.host.store.store import Store
 from supervisor.jobs.job import Pull
 from supervisor.jobs.jobs import Jobs, Progress
 from supervisor.jobs.pulls import KEPT, Pulls, progress_of, trouble_of

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from runtimes.adapters import whisper_sizes
-from supervisor.catalog import load, sources
+from supervisor.catalog import load
+from supervisor.catalog.models import sources
 from supervisor.errors import ConfigError
 from tests.support import hearing
 from tests.support.limits import LIMIT_S

@@ -73,7 +73,7 @@ class TestState:
         """Ids of requests, and whatever else a module draws."""
         first, second = (json.loads(ended(*forked(tmp_path, PROBE, dict(os.environ))))["drawn"] for _ in range(2))
         assert not first.items() & second.items()
-        assert "supervisor.http.request_id._random" in first
+        assert "supervisor.server.request_id._random" in first
 
     def test_of_a_daemon(self, tmp_path):
         """It leads its session; whatever is open, it has opened; another that runs beside it gives other ids."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervisor.io.venvs import Environment
+from supervisor.host.environments.venvs import Environment
 from tests.support import made_once
 from tests.support.daemon import REPOSITORY, wait_until
 

@@ -15,9 +15,9 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.io import download, hub_download
-from supervisor.io.download import File
-from supervisor.io.hub import HubError, Listing
+from supervisor.host.hub import download, hub_download
+from supervisor.host.hub.download import File
+from supervisor.host.hub.hub import HubError, Listing
 from tests.e2e.cli.pull.conftest import MIB, content
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
@@ -161,7 +161,9 @@ class TestAsking:
         assert 50 - len(hub.head_errors[WEIGHTS]) == asked
 
     def test_ctrl_c_ends_it(self, pull, hub, tmp_path):
-        (tmp_path / "sitecustomize.py").write_text("from supervisor.io import download\ndownload.FIRST_PAUSE_S = 60\n")
+        (tmp_path / "sitecustomize.py").write_text(
+            "from supervisor.host.hub import download\ndownload.FIRST_PAUSE_S = 60\n"
+        )
         hub.head_errors[WEIGHTS] = [503] * 50
         with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
             wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
@@ -173,7 +175,7 @@ class TestAsking:
         """The system may hand the signal to a thread that doesn't wait, or just before the wait begins."""
         (tmp_path / "sitecustomize.py").write_text(
             "import signal, threading\n"
-            "from supervisor.io import download\n"
+            "from supervisor.host.hub import download\n"
             "pause = download.pause\n"
             "def interrupted(fruitless, stop):\n"
             "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"

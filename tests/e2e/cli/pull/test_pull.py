@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from supervisor.cli import pull as pulling
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.io import hub as hub_files
-from supervisor.io import hub_download
-from supervisor.io.download import File
+from supervisor.cli.models import pull as pulling
+from supervisor.host.hub import hub as hub_files
+from supervisor.host.hub import hub_download
+from supervisor.host.hub.download import File
 from tests.e2e.cli.pull.conftest import MIB, content
 from tests.support.daemon import wait_until
 from tests.support.fake_hub import Repo

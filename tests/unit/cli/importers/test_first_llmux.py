@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.catalog.document.yaml_writer import to_yaml
 from supervisor.catalog.keys import load_keys
-from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.importers import first_llmux
 from supervisor.errors import ConfigError
-from supervisor.io.files import create
+from supervisor.host.store.files import create
 from tests.support.cases import cases
 from tests.support.importing import notes
 

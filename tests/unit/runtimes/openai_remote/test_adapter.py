@@ -128,5 +128,5 @@ class TestImports:
     """httpx is paid for by daemons that have a remote model."""
 
     def test_not_imported(self):
-        code = "import sys, supervisor.fleet.fleet, supervisor.http.app; sys.exit('httpx' in sys.modules)"
+        code = "import sys, supervisor.fleet.fleet, supervisor.server.app; sys.exit('httpx' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0

@@ -1,0 +1,1 @@
+"""The text of a configuration: read with places, edited, written, shown without secrets."""

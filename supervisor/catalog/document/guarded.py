@@ -1,0 +1,62 @@
+"""Keys that only the file's owner changes: whoever sets them can run programs as the daemon's user, or read its files and
+variables.
+
+`server.edit` says whether other clients may change them. Guarded are the keys below wherever they stand, runtimes that exist
+to run somebody's own program or to send prompts away, texts with a variable, and the section `server` as a whole. An entry may
+be taken out with its guarded keys: that runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pydantic import JsonValue
+
+from supervisor.catalog.document.document import Trail, dotted
+
+KEYS: Final = frozenset(
+    {
+        *("cmd", "stop_cmd", "kill_cmd", "command", "cwd", "binary", "python", "folder", "base_directory", "workflow"),
+        *("extra_args", "system_args", "env", "pass_env", "library_path", "trust_remote_code", "load_format"),
+        *("base_url", "api_key_env", "ca_file", "allow_remote"),  # where prompts go, and with which secret
+        *("chat_template", "chat_template_file", "voices", "keep_bodies"),  # whose text a client can get to see
+    }
+)
+RUNTIMES: Final = frozenset({"command", "claude_cli", "comfyui", "openai_remote"})
+_WHOLE: Final = "server"
+_SECTIONS: Final = ("models", "virtual_models", "tasks", "sets", "clients")
+"""The sections whose entries may be taken out with their guarded keys."""
+
+
+def guarded_changes(before: JsonValue, after: JsonValue) -> tuple[str, ...]:
+    """The guarded keys that the documents have differently, as dotted keys in the order of `after`."""
+    old, new = dict(_guarded(before, ())), dict(_guarded(after, ()))
+    changed = [trail for trail, value in new.items() if trail not in old or old[trail] != value]
+    changed += [trail for trail in old if trail not in new and not _is_of_entry_that_went(trail, after)]
+    return tuple(dotted(trail) for trail in changed)
+
+
+def _is_of_entry_that_went(trail: Trail, after: JsonValue) -> bool:
+    section = after.get(str(trail[0])) if isinstance(after, dict) else None
+    return trail[0] in _SECTIONS and not (isinstance(section, dict) and trail[1] in section)
+
+
+def _guarded(value: JsonValue, trail: Trail) -> Iterator[tuple[Trail, JsonValue]]:
+    if trail and _is_guarded(trail, value):
+        yield trail, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _guarded(item, (*trail, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _guarded(item, (*trail, index))
+
+
+def _is_guarded(trail: Trail, value: JsonValue) -> bool:
+    if trail == (_WHOLE,) or trail[-1] in KEYS:
+        return True
+    if not isinstance(value, str):
+        return False
+    # A variable would show in what it becomes.
+    return (trail[-1] == "runtime" and value in RUNTIMES) or ("$" in value and trail[0] in ("models", "models_from"))

@@ -1,0 +1,1 @@
+"""Where a configuration comes from: files, variables, folders."""

@@ -1,0 +1,1 @@
+"""The sections of a configuration, as strict models."""

@@ -1,0 +1,1 @@
+"""`llmux pull`, `add` and `remove`: models of a hub, and their entries in the configuration."""

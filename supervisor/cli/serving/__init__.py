@@ -1,0 +1,1 @@
+"""`llmux serve`: the daemon, put together and taken apart again; its log."""

@@ -1,0 +1,1 @@
+"""Admission: who is served next, who waits, who is refused."""

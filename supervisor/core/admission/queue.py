@@ -1,0 +1,322 @@
+"""The admission queue: requests that wait for a worker of their model.
+
+The requests of one class and tenant stand in one line, by the policy's rank, then first in, first out. Of the heads of these
+lines the policy chooses who is served next. A long queue makes no decision slower: each line is a heap, and entries that left
+in between are skipped when they surface.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, KeysView, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from supervisor.core.admission.admission import AdmissionPolicy, Rank
+from supervisor.core.demand import NORMAL, Demand
+from supervisor.core.effects import QueueLoad
+from supervisor.core.types import ModelId, TicketId
+
+MOST_WAITS: Final = 512
+LATELY_S: Final = 300.0
+"""`RecentWaits` remembers at most so many waits, and of so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued request. `seq` counts arrivals."""
+
+    ticket: TicketId
+    model: ModelId
+    demand: Demand
+    arrived_at: float
+    seq: int
+    ahead_s: float  # how much more its tenant had had than others when it arrived
+
+    @property
+    def until(self) -> float:
+        """When its own budget is over; infinity when it has none."""
+        return math.inf if self.demand.budget_s is None else self.arrived_at + self.demand.budget_s
+
+
+Group = tuple[int, str]
+"""Requests of one class and tenant."""
+
+
+@dataclass(slots=True)
+class _ModelQueue:
+    """One model's queue."""
+
+    classes: dict[int, OrderedDict[TicketId, Waiting]] = field(
+        default_factory=dict
+    )  # in order of arrival; none is empty
+    groups: dict[Group, list[tuple[Rank, int, TicketId]]] = field(default_factory=dict)  # heaps; each has a live entry
+    counts: dict[Group, int] = field(default_factory=dict)  # of the live ones
+    head: TicketId | None = None  # who is served next; set iff nothing has changed since that was found
+    version: int = -1  # of the fair shares when it was
+
+    def __len__(self) -> int:
+        return sum(len(arrivals) for arrivals in self.classes.values())
+
+    def tickets(self) -> list[TicketId]:
+        """All of them, in order of arrival."""
+        everybody = [waiting for arrivals in self.classes.values() for waiting in arrivals.values()]
+        return [waiting.ticket for waiting in sorted(everybody, key=lambda waiting: waiting.seq)]
+
+    def add(self, waiting: Waiting, rank: Rank) -> None:
+        group = _group(waiting)
+        self.classes.setdefault(waiting.demand.priority, OrderedDict())[waiting.ticket] = waiting
+        heap = self.groups.setdefault(group, [])
+        heapq.heappush(heap, (rank, waiting.seq, waiting.ticket))
+        self.counts[group] = self.counts.get(group, 0) + 1
+        if heap[0][2] == waiting.ticket:
+            self.head = None
+
+    def remove(self, waiting: Waiting) -> None:
+        group = _group(waiting)
+        arrivals = self.classes[waiting.demand.priority]
+        del arrivals[waiting.ticket]
+        if not arrivals:
+            del self.classes[waiting.demand.priority]
+        self.counts[group] -= 1
+        if not self.counts[group]:
+            del self.counts[group], self.groups[group]
+        else:
+            self._clean(group)
+        if self.head == waiting.ticket:
+            self.head = None
+
+    def heads(self) -> Iterator[Waiting]:
+        """The first of each group."""
+        return (self.classes[group[0]][heap[0][2]] for group, heap in self.groups.items())
+
+    def _clean(self, group: Group) -> None:
+        """Drop from the top of the heap those that left, and all of them when they pile up."""
+        heap, arrivals = self.groups[group], self.classes[group[0]]
+        if len(heap) > 2 * self.counts[group] + 8:
+            heap[:] = [entry for entry in heap if self._is_live(entry, arrivals)]
+            heapq.heapify(heap)
+        while not self._is_live(heap[0], arrivals):
+            heapq.heappop(heap)
+
+    @staticmethod
+    def _is_live(entry: tuple[Rank, int, TicketId], arrivals: Mapping[TicketId, Waiting]) -> bool:
+        waiting = arrivals.get(entry[2])
+        return waiting is not None and waiting.seq == entry[1]
+
+
+class AdmissionQueue:
+    """Tickets waiting for their models. A ticket is in it at most once."""
+
+    def __init__(self, admission: AdmissionPolicy | None = None) -> None:
+        self._admission = admission or AdmissionPolicy()
+        self._arrivals: OrderedDict[TicketId, Waiting] = OrderedDict()
+        self._queues: dict[ModelId, _ModelQueue] = {}
+        self._budgets: list[tuple[float, int, TicketId]] = []  # a heap of those with a budget, and some that left
+        self._seq = 0
+        self.recent = RecentWaits()
+
+    def follow(self, admission: AdmissionPolicy) -> None:
+        """Put all waiting requests into the order of this policy."""
+        self._admission = admission
+        self._queues = {}
+        for waiting in self._arrivals.values():
+            self._queues.setdefault(waiting.model, _ModelQueue()).add(waiting, admission.rank_request(waiting))
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __contains__(self, ticket: TicketId) -> bool:
+        return ticket in self._arrivals
+
+    def push(
+        self, ticket: TicketId, model_id: ModelId, demand: Demand, now: float, most: int | None = None
+    ) -> str | None:
+        """Queue the request and return None, or return why the queue is full. `now` must not go backwards between calls.
+
+        `most`: how many requests may wait for the model; None: as many as the limits say.
+        """
+        assert ticket not in self._arrivals, f"{ticket} is queued already"
+        full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals), most)
+        if full is not None:
+            return full
+        self._seq += 1
+        waiting = Waiting(ticket, model_id, demand, now, self._seq, self._admission.shares.ahead_s(demand))
+        self._arrivals[ticket] = waiting
+        self._queues.setdefault(model_id, _ModelQueue()).add(waiting, self._admission.rank_request(waiting))
+        self._admission.shares.arrived(demand)
+        if demand.budget_s is not None:
+            heapq.heappush(self._budgets, (waiting.until, waiting.seq, ticket))
+        return None
+
+    def pop(self, model_id: ModelId) -> Waiting | None:
+        """Take the model's next request, for a worker; None when nobody waits for it."""
+        waiting = self.peek(model_id)
+        if waiting is not None:
+            self._take(waiting)
+        return waiting
+
+    def peek(self, model_id: ModelId) -> Waiting | None:
+        """The model's next request, left where it is."""
+        line = self._queues.get(model_id)
+        if line is None:
+            return None
+        if line.head is None or line.version != self._admission.shares.version:
+            line.head = self._admission.next_request(line.heads()).ticket
+            line.version = self._admission.shares.version
+        return self._arrivals[line.head]
+
+    def remove(self, ticket: TicketId) -> Waiting | None:
+        """Take this request out, wherever it stands in the queue; None when it isn't queued."""
+        waiting = self._arrivals.get(ticket)
+        if waiting is not None:
+            self._take(waiting)
+            self._admission.shares.left(waiting.demand)
+        return waiting
+
+    def _take(self, waiting: Waiting) -> None:
+        del self._arrivals[waiting.ticket]
+        line = self._queues[waiting.model]
+        line.remove(waiting)
+        if not line.counts:
+            del self._queues[waiting.model]
+        if waiting.demand.budget_s is not None:
+            self._compact_budgets()
+
+    def clear(self, model_id: ModelId) -> list[Waiting]:
+        """Take out all requests that wait for the model, in order of arrival."""
+        line = self._queues.get(model_id)
+        tickets = [] if line is None else line.tickets()
+        return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
+
+    def count(self, model_id: ModelId) -> int:
+        """How many requests wait for the model."""
+        line = self._queues.get(model_id)
+        return 0 if line is None else len(line)
+
+    def ahead(self, model_id: ModelId, demand: Demand) -> int:
+        """How many requests wait for the model whose class is no lower than that of `demand`."""
+        line = self._queues.get(model_id)
+        if line is None:
+            return 0
+        return sum(len(arrivals) for priority, arrivals in line.classes.items() if priority <= demand.priority)
+
+    def load(self, model_id: ModelId, now: float) -> QueueLoad:
+        """The queue as a refused client learns it: the model's, or the whole queue if that is what is full."""
+        if len(self._arrivals) >= self._admission.limits.queue_total:
+            return QueueLoad(len(self._arrivals), self.recent.mean_s(now))
+        return QueueLoad(self.count(model_id), self.recent.mean_s(now, model_id))
+
+    def models(self) -> KeysView[ModelId]:
+        """The models for which requests wait."""
+        return self._queues.keys()
+
+    def oldest(self, model_id: ModelId) -> float | None:
+        """When the request arrived that has waited longest for the model, whatever its rank; None when none waits."""
+        return min((waiting.arrived_at for waiting in self.oldest_of_classes(model_id)), default=None)
+
+    def oldest_of_classes(self, model_id: ModelId) -> list[Waiting]:
+        """The requests that wait for the model: of each class the one that arrived first."""
+        line = self._queues.get(model_id)
+        return [] if line is None else [next(iter(arrivals.values())) for arrivals in line.classes.values()]
+
+    def most_urgent(self, model_id: ModelId) -> int:
+        """The highest class in which a request waits for the model, as a number; NORMAL when none does."""
+        line = self._queues.get(model_id)
+        return NORMAL if line is None else min(line.classes)
+
+    def deadline(self) -> float:
+        """When the next request will have waited too long, or its budget will be over; infinity when none waits."""
+        return min(self._patience(), self._next_budget())
+
+    def expired(self, now: float) -> list[Waiting]:
+        """Take out the requests that have waited too long, oldest first; then those whose budget is over."""
+        overdue: list[Waiting] = []
+        while self._patience() <= now:
+            overdue.append(self._taken(next(iter(self._arrivals))))
+        while self._next_budget() <= now:
+            overdue.append(self._taken(self._budgets[0][2]))
+        return overdue
+
+    def _taken(self, ticket: TicketId) -> Waiting:
+        waiting = self.remove(ticket)
+        assert waiting is not None
+        return waiting
+
+    def _patience(self) -> float:
+        if not self._arrivals:
+            return math.inf
+        return self._admission.gives_up_at(next(iter(self._arrivals.values())).arrived_at)
+
+    def _next_budget(self) -> float:
+        """When the next budget is over. Drops requests that left from the top of the heap."""
+        while self._budgets:
+            until, seq, ticket = self._budgets[0]
+            waiting = self._arrivals.get(ticket)
+            if waiting is not None and waiting.seq == seq:
+                return until
+            heapq.heappop(self._budgets)
+        return math.inf
+
+    def _compact_budgets(self) -> None:
+        """As a line's heap: entries that left must not pile up behind a distant one."""
+        if len(self._budgets) > 2 * len(self._arrivals) + 8:
+            live = {waiting.seq for waiting in self._arrivals.values()}
+            self._budgets = [entry for entry in self._budgets if entry[1] in live]
+            heapq.heapify(self._budgets)
+
+    def check(self) -> None:
+        """Assert the laws: both views hold the same tickets, orders agree, heaps are bounded."""
+        in_lines = {ticket for line in self._queues.values() for ticket in line.tickets()}
+        assert in_lines == set(self._arrivals)
+        for line in self._queues.values():
+            groups = Counter(map(_group, self._of(line)))
+            assert groups == line.counts
+            assert groups.keys() == line.groups.keys()
+            assert all(len(heap) <= 2 * groups[group] + 8 for group, heap in line.groups.items())
+            for head in line.heads():
+                mine = [waiting for waiting in self._of(line) if _group(waiting) == _group(head)]
+                assert head == min(mine, key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
+            assert line.head is None or line.head in line.tickets()
+            assert len(line) == len(self._of(line))
+        arrivals = [waiting.seq for waiting in self._arrivals.values()]
+        assert arrivals == sorted(arrivals)
+        assert len(self._budgets) <= 2 * len(self._arrivals) + 8
+        assert self._next_budget() == min((waiting.until for waiting in self._arrivals.values()), default=math.inf)
+
+    def _of(self, line: _ModelQueue) -> list[Waiting]:
+        return [self._arrivals[ticket] for ticket in line.tickets()]
+
+
+class RecentWaits:
+    """How long the requests dispatched lately had waited, those that found a free worker included.
+
+    For people and clients: the error of a full queue, and the admin API.
+    """
+
+    def __init__(self) -> None:
+        self._waits: deque[tuple[float, ModelId, float]] = deque(maxlen=MOST_WAITS)
+
+    def note(self, model: ModelId, waited_s: float, now: float) -> None:
+        """Remember the wait of a request that is dispatched now."""
+        self._waits.append((now, model, waited_s))
+
+    def mean_s(self, now: float, model: ModelId | None = None) -> float | None:
+        """The mean wait of one model's requests, or of all; None: none was dispatched lately."""
+        waits = self._lately(now, model)
+        return sum(waits) / len(waits) if waits else None
+
+    def p95_s(self, now: float, model: ModelId | None = None) -> float | None:
+        """The 95th percentile of the waits of one model's requests, or of all; None: none was dispatched lately."""
+        waits = sorted(self._lately(now, model))
+        return waits[math.ceil(0.95 * len(waits)) - 1] if waits else None
+
+    def _lately(self, now: float, model: ModelId | None) -> list[float]:
+        since = now - LATELY_S
+        return [waited for at, name, waited in self._waits if at >= since and model in {None, name}]
+
+
+def _group(waiting: Waiting) -> Group:
+    return (waiting.demand.priority, waiting.demand.tenant)

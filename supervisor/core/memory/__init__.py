@@ -1,0 +1,1 @@
+"""Memory: the ledger of each device, footprints, and leases of partners."""

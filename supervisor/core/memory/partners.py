@@ -1,0 +1,149 @@
+"""Leases for partners: processes that somebody else runs and that take memory of our devices, such as a training job.
+
+In the scheduler a partner is a model without requests whose process isn't ours. It is planned as others are, so idle
+models are evicted for it and busy ones drained; it is granted where a worker would be started; from then on it is
+pinned. It lasts until its holder ends it, or until no heartbeat has come for its time to live. Then its lease ends with
+the next reading: what its process may still take counts as used outside, and no load begins without free memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.events import LeaseEnded, LeaseLost, LeaseRenewed, LeaseRequested, LeaseRestored
+from supervisor.core.messages import seconds
+from supervisor.core.model_state import Life, ModelState
+from supervisor.core.planning.plans import Plan, Refuse, Wait
+from supervisor.core.state import SchedulerState, Step
+from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState, on_each
+from supervisor.core.workers.lifecycle import Trigger, advance
+from supervisor.core.workers.termination import remove, stop_worker
+
+
+def request_lease(state: SchedulerState, step: Step, event: LeaseRequested) -> None:
+    """Want a lease as an operator wants a load. Its id must be new."""
+    if state.shutting_down:
+        return
+    model = _enter(state, step, event.spec, event.partner)
+    model.ask(step.now)
+    state.update_wanted(model)
+
+
+def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
+    """Restore a lease that was granted before this daemon began; its heartbeats go on."""
+    model = _enter(state, step, event.spec, event.partner)
+    advance(model, Trigger.START, step.now, "restored", devices=event.devices)
+    mib = on_each(event.mib, event.devices)
+    state.ledger.adopt(model.holder, event.devices, mib, step.now, is_partner=True)
+    _begin_lease(state, step, model, "restored")
+
+
+def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner) -> ModelState:
+    assert spec.id not in state.models, f"{spec.id} is there already"
+    model = ModelState(spec, Life(step.now), generation=state.last_forgotten, last_used=step.now, partner=partner)
+    model.life.reason = "asked for"
+    state.models[spec.id] = model
+    return model
+
+
+def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
+    """The plan for a partner: one that may wait isn't refused because others hold memory; any other waits for no model in use.
+
+    Any partner waits for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
+    """
+    if partner.waits:
+        if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
+            return Wait((), (), (), answer.reason)
+        return answer
+    if state.ledger.unshared is not None:
+        return Refuse(state.ledger.unshared)
+    if isinstance(answer, Wait):
+        in_use = any(_is_in_use(state, state.models[name]) for name in answer.waits_for)
+        loading = any(state.ledger.starting(device) for device in answer.devices or state.ledger.device_ids())
+        if in_use or loading:
+            return Refuse(answer.reason)
+    return answer
+
+
+def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
+    if model.state is WorkerState.READY:
+        return bool(model.in_flight) or state.queue.count(model.id) > 0
+    return model.state is not WorkerState.STOPPING
+
+
+def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Grant the lease: its memory is free, and is the partner's from now on."""
+    state.ledger.settle(model.holder, step.now)
+    _begin_lease(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
+
+
+def _begin_lease(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
+    advance(model, Trigger.READY, step.now, reason)
+    state.update_wanted(model)
+    step.decide("lease_granted", model.id, f"{_amount(state, model)}: {reason}")
+    _extend(state, step, model)
+
+
+def _amount(state: SchedulerState, model: ModelState) -> str:
+    ledger = state.ledger
+    return " + ".join(
+        f"{lease.mib} MiB on {ledger.view(lease.device).label}" for lease in ledger.leases_of(model.holder)
+    )
+
+
+def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
+    """A heartbeat came: the lease's time to live begins anew."""
+    model = state.models.get(event.lease)
+    if model is None or model.partner is None or model.removed:
+        return
+    model.partner = replace(
+        model.partner,
+        ttl_s=model.partner.ttl_s if event.ttl_s is None else event.ttl_s,
+        pid=model.partner.pid if event.pid is None else event.pid,
+    )
+    if model.state is WorkerState.READY:
+        _extend(state, step, model)
+
+
+def _extend(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Extend the lease by its time to live. It has one timer, which sets the next one, however many heartbeats come."""
+    partner = model.partner
+    assert partner is not None
+    until = step.now + partner.ttl_s
+    model.partner = replace(partner, until=until)
+    if partner.until is None or until < partner.until:
+        state.wake(until, model.id)
+
+
+def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
+    """End a lease: its memory comes back; one that was only waited for is forgotten at once."""
+    model = state.models.get(event.lease)
+    if model is None or model.partner is None or model.removed:
+        return
+    step.decide("lease_ended", model.id, event.reason)
+    remove(state, step, model, event.reason)
+
+
+def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
+    """Stop a worker whose memory others may have by now, and cut its requests. It comes back when it fits without an eviction."""
+    model = state.current(event.model, event.generation)
+    if model is None or model.exited:
+        return
+    step.decide("lease_ended", model.id, event.reason)
+    if model.partner is not None:
+        remove(state, step, model, event.reason)
+        return
+    stop_worker(state, step, model, StopCause.LEASE, event.reason, force=True)
+    if not model.removed:
+        model.request_restore()
+
+
+def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """End the lease if no heartbeat has come in time."""
+    partner = model.partner
+    if partner is None or partner.until is None:
+        return
+    if step.now < partner.until:
+        state.wake(partner.until, model.id)
+    else:
+        ended(state, step, LeaseEnded(model.id, f"no heartbeat came for {seconds(partner.ttl_s)}"))

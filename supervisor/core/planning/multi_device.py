@@ -1,0 +1,175 @@
+"""A model that goes over several devices, with as large a part on each as there is room for.
+
+There are 65 000 ways to choose among 16 devices, so none are tried. For whoever may go there is one answer, in three steps:
+
+1. The devices' room is one sum, each device less a margin, which a program needs there besides its part of the model.
+   From the lowest class up everybody goes until the sum suffices. Of the last class those go first that add the most.
+   Who turns out unnecessary stays.
+2. Of the devices, with that room, the largest are taken until they suffice: no fewer would do.
+3. Each gets a part in proportion to its room.
+
+More devices only add to the sum, so step 1 finds room wherever there is any, and touches no higher class than it must.
+The planner makes the space for these parts as for any others (docs/adr/0020-parts-by-what-is-free.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from supervisor.core.memory.device_sets import MOST_PARTS, Spread
+from supervisor.core.messages import devices_listed
+from supervisor.core.planning.device_set_fit import DeviceSet
+from supervisor.core.planning.plans import DeviceView, Option, Resident
+from supervisor.core.types import DeviceId, Devices
+
+Room = dict[DeviceId, int]
+"""What can be had of each device."""
+
+
+class SplitPlan:
+    """Plans the parts of one such model on the devices that it may use."""
+
+    def __init__(self, spread: Spread, views: Sequence[DeviceView]) -> None:
+        self.spread = spread
+        self.views = {view.id: view for view in sorted(views, key=lambda view: view.id)}
+
+    def at_most(self) -> DeviceSet | None:
+        """The parts if nothing else were loaded; None where the model fits nowhere."""
+        return self._parts({view.id: view.usable_mib for view in self.views.values()})
+
+    def now(self) -> DeviceSet | None:
+        """The parts in the memory that is free now; None where it doesn't fit."""
+        return self._parts({view.id: view.free_mib for view in self.views.values() if view.blocked is None})
+
+    def without(
+        self,
+        pool: Sequence[Resident],
+        first: Sequence[Resident],
+        coming: Mapping[DeviceId, Iterable[Resident]],
+        *,
+        blocked: bool,
+    ) -> list[DeviceSet]:
+        """The parts once all of `first` are gone, those `coming` too, and as many of `pool`, in this order, as are needed.
+
+        At most one. `blocked`: on devices that take nothing now, too, where the others don't suffice.
+        """
+        unblocked = [view for view in self.views.values() if view.blocked is None]
+        for views in [unblocked, list(self.views.values())] if blocked else [unblocked]:
+            room = {view.id: view.free_mib + _reserved_mib(coming.get(view.id, ()), view.id) for view in views}
+            for resident in first:
+                _add(room, resident)
+            if self._make(room, [resident for resident in pool if resident not in first]) and (
+                found := self._parts(room)
+            ):
+                return [found]
+        return []
+
+    def too_large(self) -> str:
+        """Why the model fits nowhere, for people."""
+        if len(self.views) < 2:
+            return f"needs {self.spread.whole_mib} MiB, and only one device could have a part of it"
+        usable = sum(max(0, view.usable_mib - self.spread.margin_mib) for view in self.views.values())
+        where = devices_listed(self.views.values()) if len(self.views) <= 4 else f"its {len(self.views)} devices"
+        return (
+            f"needs {self.spread.whole_mib} MiB, and {where} have {usable} usable together, "
+            f"less {self.spread.margin_mib} MiB each"
+        )
+
+    def _make(self, room: Room, pool: Sequence[Resident]) -> bool:
+        """Add to the room what residents return, as few as needed. False: all of them wouldn't suffice."""
+        victims: list[Resident] = []
+        for _, members in groupby(pool, key=lambda resident: resident.priority):
+            if self._suffices(room):
+                break
+            group = [resident for resident in members if not room.keys().isdisjoint(resident.devices)]
+            if group:
+                victims += self._take_all(room, group) or self._take_largest(room, group)
+        if not self._suffices(room):
+            return False
+        order = {id(resident): number for number, resident in enumerate(pool)}
+        for resident in sorted(victims, key=lambda resident: -order[id(resident)]):
+            _add(room, resident, -1)
+            if not self._suffices(room):
+                _add(room, resident)
+        return True
+
+    def _take_all(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+        """Add what the whole class returns, unless a part of it suffices: then nobody."""
+        after = dict(room)
+        for resident in group:
+            _add(after, resident)
+        if self._suffices(after):
+            return ()
+        room.update(after)
+        return group
+
+    def _take_largest(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+        """Add what a part of a class returns, those first that add the most, until it suffices. All of it must suffice."""
+        by_place: defaultdict[Devices, list[Resident]] = defaultdict(list)
+        for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].reserved_mib), -one[0])):
+            by_place[resident.devices].append(resident)  # the last one is taken first
+        taken: list[Resident] = []
+        while not self._suffices(room):
+            best = max((there[-1] for there in by_place.values() if there), key=lambda one: self._gain(room, one))
+            by_place[best.devices].pop()
+            taken.append(best)
+            _add(room, best)
+        return taken
+
+    def _gain(self, room: Room, resident: Resident) -> tuple[int, int]:
+        """What it adds to the sum; and, where that is nothing yet, what it returns."""
+        margin = self.spread.margin_mib
+        gain = reserved_mib = 0
+        for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
+            if device in room:
+                gain += max(0, room[device] + mib - margin) - max(0, room[device] - margin)
+                reserved_mib += mib
+        return gain, reserved_mib
+
+    def _suffices(self, room: Room) -> bool:
+        return self.spread.fits(room.values())
+
+    def _largest(self, room: Room) -> dict[DeviceId, int] | None:
+        """The fewest devices that suffice, those with most room, each with its room less the margin; None: all don't."""
+        left = {device: mib - self.spread.margin_mib for device, mib in room.items() if mib > self.spread.margin_mib}
+        taken: dict[DeviceId, int] = {}
+        for device in sorted(left, key=lambda device: (-left[device], device))[:MOST_PARTS]:
+            taken[device] = left[device]
+            if len(taken) > 1 and sum(taken.values()) >= self.spread.total_mib(len(taken)):
+                return taken
+        return None
+
+    def _parts(self, room: Room) -> DeviceSet | None:
+        taken = self._largest(room)
+        if taken is None:
+            return None
+        devices = tuple(sorted(taken))
+        parts = in_proportion(self.spread.total_mib(len(devices)), [taken[device] for device in devices])
+        return DeviceSet(
+            Option(devices, parts, self.spread.margin_mib), tuple(self.views[device] for device in devices)
+        )
+
+
+def in_proportion(total: int, room: Sequence[int]) -> tuple[int, ...]:
+    """`total` in parts in proportion to `room`, at least 1 each and none larger than its room. The room must suffice."""
+    whole = sum(room)
+    parts = [max(1, total * mib // whole) for mib in room]
+    number = 0
+    while (rest := total - sum(parts)) != 0:
+        step = 1 if rest > 0 else -1
+        if 1 <= parts[number] + step <= room[number]:
+            parts[number] += step
+        number = (number + 1) % len(parts)
+    return tuple(parts)
+
+
+def _add(room: Room, resident: Resident, sign: int = 1) -> None:
+    for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
+        if device in room:
+            room[device] += sign * mib
+
+
+def _reserved_mib(residents: Iterable[Resident], device: DeviceId) -> int:
+    return sum(resident.reserved_on(device) for resident in residents)

@@ -1,0 +1,125 @@
+"""The shortlist: the device sets at which a waiter should look closely, by a rough estimate from the last state of the devices.
+
+A plan for a device set costs a tenth of a millisecond, and there may be hundreds. An estimate costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from supervisor.core.admission.waiters import Key, Place
+from supervisor.core.model_state import ModelState
+from supervisor.core.planning.plans import DeviceSummary, Option, Room, Standing
+from supervisor.core.planning.snapshots import device_summary
+from supervisor.core.state import SchedulerState
+from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
+
+Cost = tuple[int, Standing, int, float]
+"""Less is better. How bad the obstacle is; then, of the models that would have to go: the highest standing, number, value."""
+
+_NONE: Standing = (-math.inf, 0)
+_WORST_COST: Cost = (5, _NONE, 0, 0.0)
+_NO_MODELS: AbstractSet[ModelId] = frozenset()
+
+
+def near(
+    state: SchedulerState,
+    now: float,
+    model: ModelState,
+    key: Key,
+    options: dict[Devices, Option],
+    before: Place | None,
+    offered: set[DeviceId],
+) -> list[Option]:
+    """The device sets worth a close look: the waiter's own place, and the most promising one of those offered."""
+    own = [options[before.devices]] if before is not None and before.devices in options else []
+    if own and offered == {*own[0].devices} and len(offered) == 1:
+        return own
+    others: Iterable[Option] = options.values()
+    if "" not in offered:
+        others = [option for option in others if not offered.isdisjoint(option.devices)]
+    best, most = own, _WORST_COST
+    for option in others:
+        if option not in own and (cost := _cost(state, now, model, key, option, most)) < most:
+            best, most = [*own, option], cost
+            if cost[0] == 0:  # it fits there, and those that come first are looked at first
+                break
+    return best
+
+
+def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
+    """The estimated cost of a device set. The calculation stops as soon as the cost is known to exceed `most`."""
+    admission, own = state.admission, model.spec.priority
+    most_known = most_way, most_highest, most_count = most[:3]
+    in_the_way, highest, count, value = 0, _NONE, 0, 0.0
+    for device, need_mib in zip(option.devices, option.need_mib, strict=True):
+        there = state.ledger.summary(device) or device_summary(state, now, device)
+        if there.outage is not None:
+            return (4, _NONE, 0, 0.0)
+        now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
+        if there.across or state.wanted.placed_on(device):
+            now_mib, later_mib, claimed = room(state, key, device, there)
+        if need_mib <= now_mib and there.is_open:
+            continue
+        short_mib = need_mib - max(now_mib, later_mib)
+        in_the_way = max(in_the_way, 3 if short_mib > there.evictable_mib[-1] else 1 if there.is_open else 2)
+        if in_the_way > most_way:
+            return (in_the_way, _NONE, 0, 0.0)
+        if in_the_way == 3:
+            continue
+        idle, enough = there.idle, most_count - count
+        if in_the_way == most_way and 0 <= enough < len(idle) and there.evictable_mib[enough] < short_mib:
+            highest = max(highest, idle[enough].standing)  # it goes as well: as many as the best needs would not do
+            if highest >= most_highest:
+                return (in_the_way, highest, most_count + 1, 0.0)
+        for standing, _, model_id, reserved_mib, reload_s, last_used, until, kept_until, used_by in idle:
+            if short_mib <= 0:
+                break
+            priority = standing[0]
+            may_go = now >= kept_until or admission.may_overtake(own, priority)
+            if not may_go and now >= until:
+                as_urgent_at = admission.as_urgent_at(model, state.queue, used_by)
+                may_go = as_urgent_at is None or now >= as_urgent_at
+            if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
+                short_mib -= reserved_mib
+                count += 1
+                if (in_the_way, standing, count) > most_known:
+                    return (in_the_way, standing, count, value)
+                highest = max(highest, standing)
+                value += admission.value(reload_s, now - last_used)
+        if short_mib > 0:
+            in_the_way = 3
+    return in_the_way, highest, count, value
+
+
+def room(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
+    """The room that the waiters before `key` leave on the device: free now, in the end, and which models they claim."""
+    placed = state.wanted.placed_on(device)
+    claimed = {  # also by those who wait elsewhere
+        model_id for model_id in there.across if (keys := state.wanted.claimants(model_id)) and keys[0] < key
+    }
+    if not claimed and (not placed or placed[0] >= key):
+        return there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
+    places = [state.wanted.place(other[1]) for other in placed if other < key]
+    before = places, frozenset(claimed)
+    if (
+        there.promised_before and there.promised_before[0][0] == before
+    ):  # mostly of all who wait there, and nothing has changed since
+        return there.promised_before[0][1]
+    promised = evicted_mib = stopping = 0
+    for place in places:
+        assert place is not None
+        promised += place.promised_on(device)
+        claimed.update(place.claims)
+    for model_id in claimed:
+        model = state.models.get(model_id)
+        reserved_mib = 0 if model is None else state.ledger.reserved_mib(model_id, device)
+        evicted_mib += reserved_mib
+        if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
+            stopping += reserved_mib
+    now_mib = there.free_mib + min(0, evicted_mib - promised)
+    later_mib = there.free_mib + there.coming_mib + evicted_mib - stopping - promised
+    there.promised_before[:] = [(before, (now_mib, later_mib, claimed))]
+    return now_mib, later_mib, claimed

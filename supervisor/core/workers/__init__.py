@@ -1,0 +1,1 @@
+"""Workers' lives: starts, ends, drains, replicas."""

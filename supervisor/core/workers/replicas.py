@@ -1,0 +1,188 @@
+"""Replicas: several workers of one model, which share its queue.
+
+The configured model is the first replica; `name#2`, `name#3` … are models of their own in the scheduler, with leases,
+crashes and evictions of their own. All requests wait in the first one's line, whoever is loaded, and whichever replica has a
+place takes the next.
+
+A request that needs not wait goes to the replica that answered the beginning of its conversation last, as long as that has
+a place: a prompt that it has in its cache costs nothing. Else it goes to the one with the fewest requests.
+
+While none of them is loaded, the first is loaded as any model is; if that has failed, the next. The others never evict
+anybody: `replicas` of them are loaded when memory is free, and further ones, up to `replica_max`, while at least as many
+requests wait as one more would take. Those go when they have been idle for `replica_idle_s`, the first `replicas` all together
+when the keep-alive of the last one is over.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from supervisor.core.admission.dispatch import reject_all
+from supervisor.core.demand import Demand
+from supervisor.core.effects import Effect, Reject
+from supervisor.core.events import Event, RequestArrived, RequestFinished, WorkerAdopted
+from supervisor.core.model_state import ModelState
+from supervisor.core.planning.plans import LoadDemand
+from supervisor.core.state import SchedulerState, Step
+from supervisor.core.types import MODEL_PLACEHOLDER, Limits, ModelId, ModelSpec, WorkerState, base_of
+from supervisor.core.workers.termination import refusal
+
+RETRY_S = 30.0
+"""After so many seconds a further replica that found no place is tried again."""
+
+
+def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec]:
+    """The specifications of these models, each followed by those of its further replicas."""
+    for spec in specs:
+        yield spec
+        yield from further(spec, limits)
+
+
+def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
+    """The specifications of all replicas of the model but the first."""
+    for number in range(2, spec.replica_max + 1):
+        is_lasting = number <= spec.replicas
+        keep_alive_s = spec.keep_alive_s
+        if not is_lasting:
+            keep_alive_s = min(limits.replica_idle_s, math.inf if keep_alive_s is None else keep_alive_s)
+        yield replace(
+            spec,
+            id=ModelId(f"{spec.id}#{number}"),
+            replica_of=spec.id,
+            pin=spec.pin and is_lasting,
+            preload=spec.preload and is_lasting,
+            keep_alive_s=keep_alive_s,
+            own_keep_alive_s=spec.own_keep_alive_s if is_lasting else 0.0,
+            extra=not is_lasting,
+            replica_max=1,
+        )
+
+
+def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
+    """By model, for those with several replicas: all its replicas, the first one first. `specs`: see `expanded`."""
+    found: dict[ModelId, tuple[ModelId, ...]] = {}
+    for spec in specs:
+        if spec.replica_of is not None:
+            found[spec.replica_of] = (*found.get(spec.replica_of, (spec.replica_of,)), spec.id)
+    return found
+
+
+def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelState | None:
+    """The replica that takes this request now; None: no replica has a free place."""
+    open_ = [
+        each
+        for each in state.replicas(model)
+        if each.state is WorkerState.READY and each.answering and not state.admission.is_full(each, demand)
+    ]
+    if demand.prefix is not None and (known := model.prefixes.get(demand.prefix)) is not None:
+        for each in open_:
+            if each.id == known:
+                return each
+    # Of equals those that stay are preferred, so that the others can go.
+    return min(open_, key=lambda each: (len(each.in_flight), each.spec.extra, each.last_used), default=None)
+
+
+def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
+    """The demands to plan before `demand`, each to be accepted only where the load can start at once.
+
+    First without the devices that another replica of the model uses. And nothing is evicted for a further replica, which can only
+    use free memory: so it may go over several devices even where one alone might have room later.
+    """
+    if model.queue_key not in state.groups:
+        return
+    taken = {device for each in state.replicas(model) if each is not model for device in each.devices}
+    spread = demand.spread
+    if taken:
+        options = tuple(option for option in demand.options if taken.isdisjoint(option.devices))
+        left = () if spread is None else tuple(device for device in spread.devices if device not in taken)
+        if options:
+            yield replace(demand, options=options, spread=None)
+        if spread is not None and len(left) > 1:
+            yield replace(demand, options=(), spread=replace(spread, devices=left))
+    if spread is not None and not state.is_requested(model):
+        yield replace(demand, spread=None)
+        yield replace(demand, options=())
+
+
+def with_placeholder(state: SchedulerState, model: ModelState, reason: str) -> str:
+    """`reason` for clients, who may know the model by another name: with ASKED in place of its own."""
+    if model.queue_key not in state.groups:
+        return reason
+    return re.sub(rf"\b{re.escape(model.queue_key)}\b", MODEL_PLACEHOLDER, reason)
+
+
+def touched(state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None) -> Iterable[ModelId]:
+    """The models whose replicas this event may concern: all of them, except for the usual events of requests.
+
+    `running`: the worker that had the request which is finished, if any had it.
+    """
+    if type(event) is WorkerAdopted:  # more of them may follow
+        return ()
+    if type(event) is RequestArrived:
+        name = event.model
+    elif type(event) is RequestFinished and running is not None:
+        name = running
+    else:
+        return state.groups
+    if any(type(effect) is Reject for effect in effects):  # of others, who waited too long
+        return state.groups
+    names = {name, *(about for effect in effects if (about := getattr(effect, "model", None)) is not None)}
+    return sorted({base_of(name) for name in names} & state.groups.keys())
+
+
+def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
+    """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `touched`."""
+    changed = False
+    for key in touched(state, event, step.effects, running):
+        model = state.models.get(key)
+        if model is not None and not state.shutting_down:
+            step.about = key
+            changed |= _balance(state, step, model)
+    step.about = None
+    return changed
+
+
+def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
+    replicas, queued = state.replicas(model), state.queue.count(model.id)
+    loaded = [each for each in replicas if each.serves]
+    primary = state.primary_replica(model)
+    if not loaded and queued:
+        refuse_unserved(state, step, primary)
+    for each in replicas:
+        if (each.id in state.wanted) != state.is_wanted(each):
+            state.update_wanted(each)
+    if not model.removed and any(each.state is WorkerState.READY for each in loaded):
+        _want_more(state, step, model, len(loaded))
+    return state.wanted.has_unplanned()
+
+
+def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Reject the requests for a model that can't be loaded. Its other replicas may have served them until now."""
+    if state.waiting_for(model) and (refused := refusal(state, model, step.now)) is not None:
+        code, message, retry_after_s = refused
+        reject_all(state, step, model, code, message, retry_after_s=retry_after_s)
+
+
+def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
+    replicas, queued = state.replicas(model), state.queue.count(model.id)
+    coming = sum(each.load_intent is not None and each.state is WorkerState.STOPPED for each in replicas)
+    few, why = replicas[: model.spec.replicas], f"{model.spec.replicas} are to be loaded"
+    missing = len(few) - loaded - coming
+    if missing <= 0 and queued >= max(1, model.spec.target_inflight) and not coming:
+        is_full = all(each.state is not WorkerState.STARTING for each in replicas)
+        few, why, missing = replicas, f"{queued} requests wait", int(is_full)
+    for each in few:
+        if missing <= 0:
+            break
+        is_away = each.state is WorkerState.STOPPED and each.load_intent is None and not each.unloaded_by_operator
+        if is_away and step.now >= each.last_wanted_at + RETRY_S:
+            each.last_wanted_at = step.now
+            each.request_restore()
+            state.update_wanted(each)
+            step.decide(
+                "replica", each.id, f"{loaded} of {model.id} {'is' if loaded == 1 else 'are'} loaded, and {why}"
+            )
+            missing -= 1

@@ -1,0 +1,1 @@
+"""An upgrade: the old daemon hands over, its successor takes over."""

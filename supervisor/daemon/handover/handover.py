@@ -1,0 +1,430 @@
+"""The old daemon's side of an upgrade: hands its workers and its socket to a successor, and tells it what still runs.
+
+1. A successor connects to `takeover.sock` and says who it is. What can't work is refused here.
+2. Calm: no load begins and no memory is claimed; what starts or stops ends first. Loaded models answer as ever.
+3. The stores are closed, and the successor gets copies of every descriptor: the listening sockets, the lock, the shims'
+   pipes. It opens the stores and says that it is ready, or why not.
+4. Each shim is told to `keep`. Then nothing is scheduled any more, and the successor gets what runs now.
+5. The successor serves. Only now the old daemon lets go; the successor tells the shims whose death counts from now on.
+
+Whatever fails before 5 ends the successor and leaves the old daemon as it was; so does a successor that says nothing for
+`ANSWER_S` where it is its turn. After 5 the old daemon answers what runs here, and sends everything else to the successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+
+from supervisor.core.events import HandoverEnded, HandoverRequested
+from supervisor.core.types import TicketId
+from supervisor.daemon.daemon import Daemon
+from supervisor.engine.handover_messages import VERSION, TakeoverError, general_message, last_message, worker_message
+from supervisor.errors import LlmuxError
+from supervisor.fleet.local import LocalLauncher
+from supervisor.host.process import notify
+from supervisor.host.process.fd_channel import ChannelClosedError, FdChannel, FdListener, Json
+from supervisor.host.process.process import WorkerProcess
+from supervisor.host.process.reap import InstanceLock
+from supervisor.host.store.store import Store
+from supervisor.host.upstream.upstream import UpstreamPool
+from supervisor.schema.daemon import Upgrade
+
+log = structlog.get_logger("llmux.upgrade")
+
+SOCKET: Final = "takeover.sock"
+OPTION: Final = "--takeover"
+STDERR: Final = "TAKEOVER_STDERR"
+"""The variable that names the descriptor of the old daemon's stderr: the successor's own is a pipe until it serves."""
+
+START_S: Final = 60.0  # for a successor that we start to connect; nothing is held for it until then
+MEET_S: Final = 10.0
+CALM_S: Final = 300.0  # for loads that are under way
+ANSWER_S: Final = 8.0
+"""For the successor to open the stores, and later to serve: with the ends, a hung one holds everything for at most 10 s."""
+KEEP_S: Final = 10.0  # for the shims to hear that the successor's death will count
+END_S: Final = 1.0  # for a successor that failed to end by itself, and as much for the system to end it
+ERROR_LINES: Final = 20  # of a successor that can't start
+REASON_CHARACTERS: Final = 300  # of what one says who is refused
+
+
+@dataclass(slots=True)
+class Holdings:
+    """The resources that a daemon holds of the machine, besides its workers."""
+
+    address: tuple[str, int]  # as configured
+    listeners: tuple[int, ...]  # their descriptors, that of the address first
+    lock: InstanceLock
+    launcher: LocalLauncher
+    stores: tuple[Store, ...]
+    answers_at: tuple[str, int]  # where this machine reaches the listener
+
+
+@dataclass(slots=True)
+class _Child:
+    """The successor's process, which this daemon started itself."""
+
+    pid: int
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # it serves, or `why` says why not
+    why: str = ""
+
+
+class Handover:
+    """Waits for a successor. Make it in the event loop's thread; `done` is set once there is one."""
+
+    def __init__(self, daemon: Daemon, holdings: Holdings, path: Path) -> None:
+        self.done = asyncio.Event()
+        self.successor = 0  # its pid
+        self.running = 0  # requests here at the hand-over
+        self._daemon = daemon
+        self._holdings = holdings
+        self._attempt: asyncio.Task[None] | None = None
+        self._child: _Child | None = None
+        self._finished: deque[TicketId] = deque()
+        self._has_finished = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._path = path
+        self._listener: FdListener | None = None
+
+    def listen(self) -> None:
+        """Accept successors from now on."""
+        self._listener = FdListener(self._path, self._connected)
+
+    async def close(self) -> None:
+        """Accept no successor any more, and end a hand-over under way. A successor learns that our requests are over."""
+        if self._listener is not None:
+            self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------------- a new one
+
+    async def upgrade(self) -> Upgrade:
+        """Start the program that is installed now, with our own arguments, as our successor; returns once it serves.
+
+        Goes on if the caller is cancelled. Raises TakeoverError with its words when it can't; then nothing has changed.
+        """
+        return await asyncio.shield(asyncio.create_task(self._upgrade(), name="upgrade"))
+
+    async def _upgrade(self) -> Upgrade:
+        if self._attempt is not None or self._child is not None or self.done.is_set():
+            raise TakeoverError("Another upgrade is under way already.")
+        try:
+            process = _start()
+        except OSError as error:
+            raise TakeoverError(f"The new llmux can't be started: {error}") from error
+        stderr_lines: deque[str] = deque(maxlen=ERROR_LINES)
+        copying = asyncio.create_task(_copy(process.stderr, stderr_lines))
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            why = await self._outcome(_Child(process.pid), pidfd)
+            if not self.done.is_set():
+                await _end(pidfd)
+        finally:
+            if not self.done.is_set():
+                _kill(pidfd)
+            os.close(pidfd)
+        if self.done.is_set():
+            return Upgrade(self.successor, self.running)
+        with contextlib.suppress(TimeoutError):  # what it has started may hold its stderr
+            async with asyncio.timeout(END_S):
+                await copying
+        why = why or (stderr_lines[-1] if stderr_lines else f"exit code {process.poll()}")
+        raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(stderr_lines))
+
+    async def _outcome(self, child: _Child, pidfd: int) -> str:
+        """Wait until the process that we started serves, has ended by itself, or was refused. Returns why it failed, if known."""
+        self._child = child
+        begins = {asyncio.create_task(each) for each in (_ended(pidfd), child.connected.wait())}
+        try:
+            ended, _ = await asyncio.wait(begins, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if child.connected.is_set():
+                await child.over.wait()  # `_meet` has limits
+            elif not ended:
+                return f"it did not come within {START_S:.0f} s"
+            return child.why
+        finally:
+            self._child = None
+            for each in begins:
+                each.cancel()
+
+    # -------------------------------------------------------------------------------------------------- the hand-over
+
+    def _connected(self, channel: FdChannel) -> None:
+        task = asyncio.create_task(self._meet(channel), name="hand-over")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _meet(self, channel: FdChannel) -> None:
+        """Serve the connection of one that wants to be the successor, to its end."""
+        is_ours = self._child is not None and channel.pid == self._child.pid
+        child = self._child if self._child is not None and is_ours else _Child(channel.pid)
+        child.connected.set()
+        try:
+            await self._admit(channel)
+        except (LlmuxError, ChannelClosedError, OSError) as error:
+            child.why = (str(error) or repr(error))[:REASON_CHARACTERS]
+            log.error("upgrade.failed", successor=channel.pid, reason=child.why)  # noqa: TRY400  # theirs
+            await _send_off(channel, child.why)
+            return
+        finally:
+            child.over.set()
+        await self._send_ends(channel)
+
+    async def _admit(self, channel: FdChannel) -> None:
+        """Hand over to the other daemon. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
+        async with _within(MEET_S, f"it did not say who it is within {MEET_S:.0f} s"):
+            self._check((await channel.receive()).content)
+        attempt = self._attempt = asyncio.current_task()
+        self._daemon.settled.clear()
+        log.info("upgrade.began", successor=channel.pid)
+        try:
+            await self._hand_over(channel)
+        finally:
+            assert attempt is self._attempt
+            self._attempt = None
+            self._daemon.settled.set()
+
+    def _check(self, hello: Json) -> None:
+        """Check the successor's request. Raises TakeoverError where a hand-over can never work."""
+        if self._attempt is not None or self.done.is_set():
+            raise TakeoverError("Another upgrade is under way already.")
+        if self._daemon.engine.queue().is_stopping:
+            raise TakeoverError("The daemon is shutting down.")
+        if hello.get("version") != VERSION:
+            raise TakeoverError(
+                f"The running llmux hands over in version {VERSION}, not {hello.get('version')}: restart it instead."
+            )
+        (host, port), theirs = self._holdings.address, hello.get("address")
+        if theirs != [host, port]:
+            wanted = ":".join(map(str, theirs)) if isinstance(theirs, list) else theirs
+            raise TakeoverError(
+                f"The running llmux listens on {host}:{port}, which only a restart can change to {wanted}."
+            )
+
+    async def _hand_over(self, channel: FdChannel) -> None:
+        engine, stores = self._daemon.engine, self._holdings.stores
+        pidfd = os.pidfd_open(channel.pid)
+        engine.post(HandoverRequested())
+        try:
+            await self._calm(pidfd)
+            await self._daemon.batches.close()
+            await self._daemon.inference.close()  # its successor runs them
+            self._daemon.jobs.stop()
+            if self._daemon.request_log is not None:
+                await self._daemon.request_log.flush()
+            for store in stores:
+                await store.lend()
+            async with _within(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):
+                await self._give(channel)
+            await self._calm(pidfd)
+            processes = await self._commit(channel, pidfd)
+        except BaseException as error:
+            await _send_off(channel, str(error) or repr(error))
+            await asyncio.shield(_end(pidfd))
+            for store in stores:
+                await store.take_back()
+            self._daemon.batches.go_on()
+            self._daemon.inference.go_on()
+            self._daemon.jobs.start()
+            engine.post(HandoverEnded())
+            raise
+        finally:
+            os.close(pidfd)
+        try:  # out here: a mistake in it must not end the successor, which has everything
+            self._let_go(channel, processes)
+        except Exception:
+            log.exception("upgrade.unfinished", successor=channel.pid)
+        with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
+            await channel.send({"yours": True})
+
+    async def _give(self, channel: FdChannel) -> None:
+        """Send copies of everything. The successor answers whether it can go on with them."""
+        engine, running = self._daemon.engine, self._holdings.launcher.running()
+        adoptions = engine.adoptions()
+        main, *extra = self._holdings.listeners
+        descriptors = main, self._holdings.lock.file.fileno(), *extra
+        general = general_message(
+            engine.pins(), engine.unloaded_by_operator(), self._daemon.fleet.overrides(), len(adoptions)
+        )
+        await channel.send(general, descriptors)
+        for adopted in adoptions:
+            process, spec = running[adopted.model, adopted.generation]
+            await channel.send(worker_message(adopted, process, spec), process.descriptors)
+        await _hear(channel, "prepared")
+
+    async def _calm(self, pidfd: int) -> None:
+        """Wait until no worker is starting or stopping, while the successor lives. Raises LlmuxError."""
+        calm, exited = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
+        try:
+            await asyncio.wait({calm, exited}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
+            if not calm.done():
+                late = f"what was starting or stopping did not end within {CALM_S:.0f} s"
+                raise TakeoverError("it ended meanwhile" if exited.done() else late)
+            await calm
+        finally:
+            calm.cancel()
+            exited.cancel()
+
+    async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
+        """Give everything to the successor. Returns the workers' processes. Until it listens nothing is scheduled here."""
+        engine = self._daemon.engine
+        kept = [process for process, _ in self._holdings.launcher.running().values()]
+        processes: list[WorkerProcess] = []
+        try:
+            async with _within(KEEP_S, f"the workers were not ready to be kept within {KEEP_S:.0f} s"):
+                await asyncio.gather(*(process.keep(3 * KEEP_S) for process in kept))
+                await engine.calm()
+            engine.freeze()
+            adoptions = engine.adoptions()
+            running = self._holdings.launcher.running()
+            processes += (running[adopted.model, adopted.generation][0] for adopted in adoptions)
+            for process in processes:
+                process.pause()
+            async with _within(ANSWER_S, f"it did not begin to serve within {ANSWER_S:.0f} s"):
+                for adopted, process in zip(adoptions, processes, strict=True):
+                    await channel.send(last_message(adopted, process.heard))
+                await channel.send({"commit": True})
+                await _hear(channel, "serving")
+        except BaseException:
+            _kill(pidfd)  # it must not go on with what stays here
+            for process in kept:
+                process.send_line(b"adopt %d\n" % os.getpid())
+            for process in processes:
+                process.listen()
+            engine.thaw()
+            raise
+        return processes
+
+    def _let_go(self, channel: FdChannel, processes: list[WorkerProcess]) -> None:
+        self.done.set()
+        self.successor = channel.pid
+        notify.notify(f"MAINPID={channel.pid}")
+        host, port = self._holdings.answers_at
+        day_s = 86400.0  # it is the successor that bounds how long anything may take; where we stall, it still listens
+        self._daemon.successor = UpstreamPool(
+            host, port, connect_s=day_s, first_byte_s=day_s, stream_idle_s=day_s, names_host=False
+        )
+        self._daemon.engine.hand_over(self._note_end)
+        self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
+        self._daemon.fleet.let_go()
+        for process in processes:
+            process.let_go()
+        if self._listener is not None:
+            self._listener.stop_listening()
+        self.running = self._daemon.engine.queue().in_flight
+        log.info("upgrade.handed_over", successor=channel.pid, running=self.running)
+
+    # ------------------------------------------------------------------------------------------------------ afterwards
+
+    def _note_end(self, ticket: TicketId) -> None:
+        self._finished.append(ticket)
+        self._has_finished.set()
+
+    async def _send_ends(self, channel: FdChannel) -> None:
+        """Report each request that ends, while any runs. The end of the messages means that all have."""
+        try:
+            while True:
+                await self._has_finished.wait()
+                self._has_finished.clear()
+                ended, self._finished = self._finished, deque()
+                for ticket in ended:
+                    await channel.send({"finished": ticket})
+        except ChannelClosedError:
+            log.warning("upgrade.successor_gone", successor=channel.pid)
+        finally:
+            channel.close()
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
+    """A time limit for the block. Raises TakeoverError with this message when it takes longer."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise TakeoverError(late) from error
+
+
+async def _hear(channel: FdChannel, word: str) -> None:
+    """Wait for this answer of the successor. Raises TakeoverError with the reason if it refuses."""
+    answer = (await channel.receive()).content
+    if word not in answer:
+        raise TakeoverError(str(answer.get("failed", f"it did not say that it is {word}")))
+
+
+async def _send_off(channel: FdChannel, why: str) -> None:
+    with contextlib.suppress(ChannelClosedError, TimeoutError):
+        async with asyncio.timeout(END_S):  # who doesn't read doesn't learn it
+            await channel.send({"refused": why})
+    channel.close()
+
+
+async def _ended(pidfd: int, within_s: float | None = None) -> bool:
+    """Wait until the process is gone, and say whether it is. A loop waits by a descriptor once, so this takes its own."""
+    ended, own = asyncio.Event(), os.dup(pidfd)
+    asyncio.get_running_loop().add_reader(own, ended.set)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(own)
+        os.close(own)
+    return ended.is_set()
+
+
+async def _end(pidfd: int) -> None:
+    """End the process. It has a moment to say why it failed, and the system as much to end it."""
+    if not await _ended(pidfd, END_S):
+        _kill(pidfd)
+        await _ended(pidfd, END_S)
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """The program that is installed now, with our own arguments. Raises OSError.
+
+    Not by the loop: that would leave it copies of its standard streams, and so to all that come after it.
+    """
+    options = [] if OPTION in sys.orig_argv else [OPTION]
+    stderr = os.dup(2)
+    env = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"} | {STDERR: str(stderr)}
+    try:
+        return subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:], *options],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(stderr,),
+        )
+    finally:
+        os.close(stderr)
+
+
+async def _copy(pipe: IO[bytes] | None, lines: deque[str]) -> None:
+    """To our own stderr, and the last lines for who asked."""
+    stderr = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), pipe)
+    while line := await stderr.readline():
+        with contextlib.suppress(OSError):
+            os.write(2, line)
+        if text := line.decode("utf-8", "replace").strip():
+            lines.append(text)

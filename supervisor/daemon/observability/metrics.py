@@ -1,0 +1,422 @@
+"""llmux's metrics, in Prometheus's terms.
+
+They use base units (seconds, bytes, tokens), and counters end in `_total`. Durations of requests have OpenTelemetry's
+names for generative AI. State (memory, queues, models) is read through the read door when a client gets the metrics.
+
+Counters and histograms of requests are our own: like prometheus_client's, but without locks, which makes counting ten
+times cheaper. Use them from the event loop's thread only: requests end and metrics are read there. Their lines are made one by
+one, as prometheus_client makes them, so that other tasks may run between two of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter as Counted
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import Counter, Histogram, ProcessCollector, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from supervisor.core.effects import Decided, Effect, Reject, StopWorker
+from supervisor.core.events import Event, WorkerExited, WorkerReady
+from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
+from supervisor.engine.ticket import Ticket
+from supervisor.gateway.request import Request
+from supervisor.host.distribution import version
+from supervisor.host.process.threads import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+MIB: Final = 1024 * 1024
+
+Labels = tuple[str, ...]
+Relabel = Callable[[Labels], Labels | None]
+"""From the labels of what is counted to those of a series that sums several of them; None: it is in no such series."""
+Sample = tuple[Labels, float]
+_SUMMED = 256  # series, in a tenth of a millisecond
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+SUCCESS: Final = "success"
+ERROR: Final = "error"
+_NONE: Final = "none"  # the client left before it got a status
+_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504", _NONE)  # what requests for a known model get
+_UNKNOWN: Final = ("400", "404", _NONE)  # and others
+_DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double our series, and nobody reads them
+
+
+class Metrics:
+    """One for each daemon. Fed by the engine (`observe`), by requests (`finished`) and at the start (`orphans`)."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.dropped_lines: Callable[[], int] = lambda: 0  # of the log
+        self._sources: list[Callable[[], Iterable[str]]] = []
+
+        def count(name: str, about: str, *labels: str, relabel: Relabel | None = None) -> FastCounter:
+            found = FastCounter(name, about, labels, relabel)
+            self._sources.append(found.lines)
+            return found
+
+        def spread(name: str, about: str, bounds: Sequence[float] = _SECONDS) -> FastHistogram:
+            found = FastHistogram(name, about, bounds)
+            self._sources.append(found.lines)
+            return found
+
+        per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
+        # Counted once by model, tenant, status and result: each request comes here.
+        self.requests = count(
+            "llmux_requests",
+            "Requests by their answer's status; of an answer that broke off, its error's.",
+            "model",
+            "status",
+            relabel=lambda counted: (counted[0], counted[2]),
+        )
+        self.requests.also(
+            "llmux_tenant_requests",
+            "Requests by who sent them.",
+            ("tenant", "status"),
+            lambda counted: (counted[1], counted[2]) if counted[1] else None,
+        )
+        self.cached: dict[str, list[int]] = {}
+        """By model, of answers that say how many were cached: tokens taken in, and how many were."""
+        self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
+        self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
+        self.queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
+        # A runner's name (`runner_metrics`), but it is counted here: a listener of its own would cost each request more.
+        self._worked = spread("vllm_inference_duration_seconds", "From a worker getting the request to the end.")
+        self._duration = spread("gen_ai_server_request_duration_seconds", "From arrival to the end.")
+        self._first = spread(first, "From the worker getting the request to the first piece of its answer.")
+        self._per_token = spread(per_token, "Streamed answers: time per token after the first.", _PER_TOKEN)
+        self._speed = spread(
+            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND
+        )
+        self._load = spread("llmux_load_seconds", "From the start of a worker to ready.")
+        self._swaps = count("llmux_swaps", "Loads that another model was evicted for.", "model")
+        self._stops = count("llmux_evictions", "Workers stopped, by why.", "model", "reason")
+        self._crashes = count("llmux_crashes", "Workers that ended by themselves, by class.", "model", "class")
+        about = "Processes of an earlier daemon ended at the start."
+        self._orphans = Counter("llmux_orphans_reaped", about, registry=None)
+        self.register(self._orphans)
+        about = "What a decision of the scheduler took."
+        self._decision = Histogram("llmux_decision_seconds", about, buckets=_DECISION, registry=None)
+        self.register(self._decision)
+        self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
+        self._sources.append(_States(daemon).lines)
+        self._process = ProcessCollector(registry=None)
+        daemon.engine.observers.append(self.observe)
+        daemon.requests.listeners.append(self.finished)
+        daemon.on_configure.append(self._expect)
+
+    def _expect(self) -> None:
+        """Begin the series that can be foreseen at 0: a rate can't see a series' first value as an increase.
+
+        Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
+        """
+        for code in RejectCode:
+            self._refusals.add((code.value,), 0)
+        for status in _UNKNOWN:
+            self.requests.add(("unknown", "", status, ERROR), 0)
+        for route in self._daemon.catalog.listing():
+            self._prompt.add((route.name,), 0)
+            self._completion.add((route.name,), 0)
+            for status in _STATUSES:
+                self.requests.add((route.name, "", status, SUCCESS if status == "200" else ERROR), 0)
+        for model in self._daemon.catalog.models:
+            self._load.expect(model)
+            self._swaps.add((model,), 0)
+            for cause in StopCause:
+                self._stops.add((model, cause.value), 0)
+            for kind in CrashClass:
+                self._crashes.add((model, kind.value), 0)
+
+    def register(self, few: Collector) -> None:
+        """Show from now on what this collector collects, too, all of it in one turn of the loop."""
+        self._sources.append(lambda: (generate_latest(few).decode(),))
+
+    def lines(self) -> Iterator[str]:
+        """All metrics in Prometheus's text format. Each piece has samples of one metric only, or begins with the head of one."""
+        for source in self._sources:
+            yield from source()
+
+    async def own_process(self) -> str:
+        """The metrics of the event loop and of the process. A thread counts the descriptors: with thousands that takes long."""
+        tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+        return await in_thread(lambda: generate_latest(_Few(tasks, *self._process.collect())).decode())
+
+    def orphans(self, count: int) -> None:
+        """Count the leftovers that were killed at the start."""
+        self._orphans.inc(count)
+
+    def observe(self, event: Event, effects: Sequence[Effect]) -> None:
+        """See `engine.Observer`."""
+        for effect in effects:
+            if type(effect) is StopWorker:
+                self._stops.add((base_of(effect.model), effect.cause.value))
+            elif type(effect) is Decided:
+                self._decision.observe(self._daemon.engine.last_decision_s)
+                if effect.kind == "evict" and effect.model is not None:
+                    self._swaps.add((base_of(effect.model),))
+            elif type(effect) is Reject:
+                self._refusals.add((effect.code.value,))
+        if type(event) is WorkerExited and event.crash is not None:
+            self._crashes.add((base_of(event.model), event.crash.kind.value))
+        elif type(event) is WorkerReady and any(
+            type(effect) is Decided and effect.kind == "ready" for effect in effects
+        ):
+            status = self._daemon.engine.model(event.model)
+            if status is not None and status.load_s is not None:
+                self._load.observe(base_of(event.model), status.load_s)
+
+    def finished(self, ended: Sequence[Request]) -> None:
+        """Count requests that ended. All unknown model names are counted as one: clients could make up any number of them."""
+        by_name: dict[str | None, list[Request]] = {}
+        for request in ended:
+            by_name.setdefault(request.name, []).append(request)
+        for requested, requests in by_name.items():
+            route = None if requested is None else self._daemon.catalog.route(requested)
+            name = "unknown" if requested is None or route is None else requested
+            for (tenant, status, result), count in Counted(map(_counted, requests)).items():
+                label = self._daemon.clients.label(tenant) if tenant else ""
+                self.requests.add((name, label, str(status or _NONE), result), count)
+            if served := [(each, each.attempt.ticket) for each in requests if each.attempt.ticket is not None]:
+                self._took(name, served)
+
+    def _took(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
+        """Count the times and tokens of requests by this name that workers had."""
+        worked, waited, took, firsts = list[float](), list[float](), list[float](), list[float | None]()
+        for each, ticket in served:
+            worked.append(each.ended_at - ticket.admitted)
+            waited.append(ticket.admitted - ticket.arrived)
+            took.append(each.ended_at - each.arrived_at)
+            firsts.append(each.attempt.outcome.first_byte_s)
+        self._worked.observe(name, *worked)
+        self.queue_wait.observe(name, *waited)
+        self._duration.observe(name, *took)
+        self._first.observe(name, *[first_s for first_s in firsts if first_s is not None])
+        prompts, completions = 0, 0
+        for (each, _), worked_s, first_s in zip(served, worked, firsts, strict=True):
+            prompt, completion, cached = each.usage
+            if prompt:
+                prompts += prompt
+                if cached is not None:
+                    counts = self.cached.setdefault(name, [0, 0])
+                    counts[0] += prompt
+                    counts[1] += min(cached, prompt)
+            if completion:
+                completions += completion
+                if worked_s > 0:
+                    self._speed.observe(name, completion / worked_s)
+                if each.stream and first_s is not None and completion > 1:
+                    self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
+        if prompts:
+            self._prompt.add((name,), prompts)
+        if completions:
+            self._completion.add((name,), completions)
+
+
+def _counted(request: Request) -> tuple[str, int, str]:
+    """Tenant, status and result."""
+    outcome = request.attempt.outcome
+    is_success = 0 < outcome.status < 400 and not (outcome.error or request.failure)
+    status = outcome.error_status or outcome.status or request.failed_status
+    return request.demand.tenant, status, SUCCESS if is_success else ERROR
+
+
+class _Few(Collector):
+    """Collects metrics that were made already."""
+
+    def __init__(self, *metrics: Metric) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+class _States(Collector):
+    """Gauges, read from the scheduler at each scrape."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._version = version()
+
+    def lines(self) -> Iterator[str]:
+        """The models' figures are all of one moment."""
+        models = self._daemon.engine.figures()
+        yield from family("llmux_build_info", "gauge", "Always 1.", ("version",), [((self._version,), 1)])
+        states = (((model.id, model.state.value), 1) for model in models)
+        yield from family("llmux_model_state", "gauge", "1 for the state a model is in.", ("model", "state"), states)
+        queued = (((model.id,), model.queued) for model in models)
+        yield from family("llmux_queue_depth", "gauge", "Requests waiting for a model.", ("model",), queued)
+        flight = (((model.id,), model.in_flight) for model in models)
+        yield from family("llmux_in_flight", "gauge", "Requests a worker has.", ("model",), flight)
+        yield generate_latest(self).decode()
+
+    def collect(self) -> Iterable[Metric]:
+        dropped = CounterMetricFamily(
+            "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
+        )
+        dropped.add_metric([], self._daemon.metrics.dropped_lines())
+        yield from (dropped, *self._bodies(), *self._memory())
+
+    def _bodies(self) -> Iterator[GaugeMetricFamily]:
+        kept = GaugeMetricFamily("llmux_body_bytes", "Request bodies kept, by where.", labels=["where"])
+        limit = GaugeMetricFamily("llmux_body_limit_bytes", "What they may take there.", labels=["where"])
+        budget = self._daemon.bodies
+        for where, used, most in (
+            ("memory", budget.used, budget.limit),
+            ("disk", budget.disk_used, budget.disk_limit),
+        ):
+            kept.add_metric([where], used)
+            limit.add_metric([where], most)
+        yield from (kept, limit)
+
+    def _memory(self) -> Iterator[GaugeMetricFamily]:
+        devices = {
+            "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
+            "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),
+            "available": GaugeMetricFamily(
+                "llmux_device_available_bytes", "What a new lease may take.", labels=["device"]
+            ),
+            "outside": GaugeMetricFamily("llmux_device_outside_bytes", "Used by others.", labels=["device"]),
+        }
+        labels = ["model", "device"]
+        lease = GaugeMetricFamily("llmux_worker_lease_bytes", "Memory leased to a worker.", labels=labels)
+        measured = GaugeMetricFamily(
+            "llmux_worker_memory_bytes", "Memory a worker was measured to take.", labels=labels
+        )
+        labels = ["lease", "device"]
+        partner_lease = GaugeMetricFamily("llmux_partner_lease_bytes", "Memory leased to a partner.", labels=labels)
+        partner_measured = GaugeMetricFamily(
+            "llmux_partner_memory_bytes", "Memory a partner was measured to take.", labels=labels
+        )
+        for device in self._daemon.engine.devices():
+            totals = device.totals
+            figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
+            for each, mib in zip(devices.values(), figures, strict=True):
+                if mib is not None:
+                    each.add_metric([device.id], mib * MIB)
+            for device_lease in device.leases:
+                about = [device_lease.holder[0], device.id]
+                (partner_lease if device_lease.is_partner else lease).add_metric(about, device_lease.mib * MIB)
+                if device_lease.measured_mib is not None:
+                    (partner_measured if device_lease.is_partner else measured).add_metric(
+                        about, device_lease.measured_mib * MIB
+                    )
+        yield from (*devices.values(), lease, measured, partner_lease, partner_measured)
+
+
+# ---------------------------------------------------------------------------------------------- counters and histograms
+
+
+@lru_cache(4096)
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@lru_cache(4096)
+def _number(value: float) -> str:
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+def family(name: str, kind: str, about: str, labels: Sequence[str], samples: Iterable[Sample]) -> Iterator[str]:
+    """The lines of a metric in Prometheus's text format. Every sample has these labels."""
+    suffix = "_total" if kind == "counter" else ""
+    yield f"# HELP {name}{suffix} {about}\n# TYPE {name}{suffix} {kind}\n"
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    for values, value in samples:
+        pairs = ",".join([f'{labels[at]}="{_escaped(values[at])}"' for at in order])
+        yield f"{name}{suffix}{{{pairs}}} {_number(value)}\n"
+
+
+class FastCounter:
+    """Amounts by labels."""
+
+    def __init__(self, name: str, about: str, labels: Sequence[str], relabel: Relabel | None = None) -> None:
+        """`relabel` makes the values of `labels` from those that are counted; None: they are the same."""
+        self._families = [(name, about, labels, relabel)]
+        self._amounts: dict[Labels, int] = {}
+
+    def also(self, name: str, about: str, labels: Sequence[str], relabel: Relabel) -> None:
+        """Show the same amounts under this name too, by other labels."""
+        self._families.append((name, about, labels, relabel))
+
+    def add(self, labels: Labels, amount: int = 1) -> None:
+        """Add the amount for these values of the labels."""
+        self._amounts[labels] = self._amounts.get(labels, 0) + amount
+
+    def lines(self) -> Iterator[str]:
+        """The lines that Prometheus reads, with the amounts as they were when the first line was made."""
+        counted = tuple(self._amounts.items())
+        for name, about, names, relabel in self._families:
+            samples = counted if relabel is None else (yield from _sums(counted, relabel))
+            yield from family(name, "counter", about, names, samples)
+
+
+def _sums(counted: Iterable[tuple[Labels, int]], relabel: Relabel) -> Generator[str, None, Iterable[Sample]]:
+    """The amounts by other labels. Yields empty lines meanwhile, so that other tasks may run between them."""
+    amounts: Counted[Labels] = Counted()
+    for at, (each, amount) in enumerate(counted):
+        if (labels := relabel(each)) is not None:
+            amounts[labels] += amount
+        if not at % _SUMMED:
+            yield ""
+    return amounts.items()
+
+
+class FastHistogram:
+    """The distribution of values, by model. `bounds` are the buckets' upper ends, ascending."""
+
+    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
+        self._names = [(name, about)]
+        self._bounds = bounds
+        self._ends = (*map(_number, bounds), "+Inf")
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def also(self, name: str, about: str) -> None:
+        """Show the same values under this name too."""
+        self._names.append((name, about))
+
+    def expect(self, model: str) -> list[int]:
+        """Show this model from now on, also before its first value. Returns its counts by bucket."""
+        self._sums.setdefault(model, 0.0)
+        return self._counts.setdefault(model, [0] * len(self._ends))
+
+    def observe(self, model: str, *values: float) -> None:
+        """Count the values."""
+        if not values:
+            return
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self.expect(model)
+        bounds = self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sums[model] += sum(values)
+
+    def lines(self) -> Iterator[str]:
+        """The lines that Prometheus reads. The counts of one model are of one moment, those of the next may be of a later one."""
+        for name, about in self._names:
+            yield f"# HELP {name} {about}\n# TYPE {name} histogram\n"
+            for model, counts in tuple(self._counts.items()):
+                label = f'model="{_escaped(model)}"'
+                sums = [*map(_number, accumulate(counts))]
+                buckets = [
+                    f'{name}_bucket{{le="{end}",{label}}} {count}\n'
+                    for end, count in zip(self._ends, sums, strict=True)
+                ]
+                total = _number(self._sums[model])
+                yield f"{''.join(buckets)}{name}_count{{{label}}} {sums[-1]}\n{name}_sum{{{label}}} {total}\n"

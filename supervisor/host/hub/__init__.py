@@ -1,0 +1,1 @@
+"""Model hubs: what a repository has, and how its files are fetched."""

@@ -1,0 +1,237 @@
+"""Listings of a model hub: the files of a repository at one commit, with their sizes and hashes.
+
+The hub's client knows the endpoint and the person's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once,
+and all files are of the commit that it had then. host/hub/hub_download.py gets them.
+
+A hub may be anybody's. Its answers are read up to a limit, and its names lead nowhere but into the model's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote, urljoin
+
+from runtimes.model_config import Source
+from supervisor.errors import LlmuxError
+from supervisor.host.hub.download import TIMEOUT_S, File, Origin, Response, line_of, up_to
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+LISTING_BYTES: Final = 32 << 20
+"""The limit for all pages of a listing together, each counted as at least `PAGE_BYTES`: some 100 000 files."""
+PAGE_BYTES: Final = 64 * 1024
+DESCRIPTION_BYTES: Final = 16 << 20
+"""The limit for a file that is read here."""
+OWN: Final = ".llmux-pull"
+"""The names of llmux's own files in a model's folder begin with this."""
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+REFUSED: Final = (401, 403)
+PASSING: Final = (408, 429, *range(500, 600))  # worth another attempt
+
+# Not needed beside safetensors: the same weights for other programs, and in other layouts.
+OTHER_WEIGHTS: Final = (
+    *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "*.tflite", "*.gguf"),
+    *("onnx/*", "openvino/*", "original/*", "metal/*", "coreml/*", "flax/*", "runs/*"),
+)
+SAFETENSORS: Final = ("model.safetensors", "model.safetensors.index.json")
+
+
+class HubError(LlmuxError):
+    """The hub doesn't give a file; the message has the remedy."""
+
+    code = "hub_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The wanted files of a repository, at one commit."""
+
+    repo: str
+    commit: str
+    gated: bool
+    files: tuple[File, ...]
+    kind: Literal["model", "kernel"] = "model"
+
+    def url(self, file: File) -> str:
+        """The file's address at the hub."""
+        return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
+
+    def origin(self, file: File) -> Origin:
+        """The hub, as a downloader asks it for the file. No other host that it redirects to gets the person's token."""
+        ask = functools.partial(answer, self.url(file))
+        return Origin(ask, PASSING, lambda error: explained(error, self.repo, self.commit))
+
+
+@contextlib.contextmanager
+def answer(
+    url: str, headers: Mapping[str, str] | None = None, params: Mapping[str, str] | None = None
+) -> Iterator[Any]:
+    """A response of which nothing is read yet. Raises the client's errors, which hold nothing of its body."""
+    hub = client()
+    with hub.utils.get_session().stream(
+        "GET",
+        url,
+        params=params or None,  # none takes those of the address away
+        headers={**hub.utils.build_hf_headers(), **(headers or {})},
+        timeout=TIMEOUT_S,
+        follow_redirects=True,
+    ) as response:
+        if response.is_error:
+            response.close()
+        hub.utils.hf_raise_for_status(response)
+        yield response
+
+
+def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
+    """The answers of the hub's API: one JSON value for each page. Blocks. Raises HubError."""
+    endpoint = client().constants.ENDPOINT
+    url, left = f"{endpoint}/api/{path}", LISTING_BYTES
+    try:
+        while url:
+            with answer(url, params=params) as response:
+                text = _whole(response, left, f"{repo}: the hub's listing of it")
+                following = response.links.get("next", {}).get("url", "")
+            yield json.loads(text)
+            left -= max(len(text), PAGE_BYTES)
+            url, params = urljoin(url, following) if following else "", {}
+            if not url.startswith(f"{endpoint}/"):  # the person's token goes nowhere else
+                url = ""
+    except RecursionError as error:
+        raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
+    except Exception as error:
+        raise explained(error, repo, revision) from error
+
+
+def content(listing: Listing, file: File) -> bytes:
+    """A small file, not kept. Blocks. Raises HubError."""
+    what = f"{listing.repo}: {file.name}"
+    try:
+        with answer(listing.url(file)) as response:
+            found = _whole(response, min(file.size, DESCRIPTION_BYTES), what)
+    except Exception as error:
+        raise explained(error, listing.repo, listing.commit) from error
+    if not file.is_content(BytesIO(found)):
+        raise HubError(f"{what} arrived with another hash than the hub says; try again.")
+    return found
+
+
+def head(listing: Listing, file: File, size: int) -> bytes:
+    """The first bytes of a file, at most so many. Blocks. Raises HubError."""
+    headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
+    try:
+        with answer(listing.url(file), headers) as response:
+            return up_to(response, size)  # a hub that knows no ranges sends it all
+    except Exception as error:
+        raise explained(error, listing.repo, listing.commit) from error
+
+
+def look(source: Source) -> Listing:
+    """List the files that the source names. Blocks. Raises HubError."""
+    repo, found = source.repo, dict[str, File]()
+    info = next(pages(f"models/{repo}/revision/{quote(source.revision, safe='')}", repo, source.revision, blobs="true"))
+    try:
+        for entry in info["siblings"]:
+            name, lfs = entry["rfilename"], entry.get("lfs")
+            digest = entry.get("blobId") if lfs is None else lfs["sha256"]
+            found[name] = file_of(repo, name, entry.get("size"), digest)
+        gated, commit = bool(info.get("gated")), commit_of(repo, info["sha"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
+    return Listing(repo, commit, gated, tuple(found[name] for name in _chosen(source, sorted(found))))
+
+
+def commit_of(repo: str, commit: object) -> str:
+    """A commit that the hub names. Raises HubError for a name that is none, and could lead out of a folder."""
+    if isinstance(commit, str) and _COMMIT.fullmatch(commit):
+        return commit
+    raise HubError(f"{repo}: the hub doesn't tell its commit; is it a model hub?")
+
+
+def file_of(repo: str, name: object, size: object, digest: object) -> File:
+    """A file that the hub lists.
+
+    Raises HubError for a name that leads out of the folder, that llmux has for itself, or that nobody can read.
+    """
+    place = PurePosixPath(name if isinstance(name, str) else "")
+    is_own = str(place).startswith(OWN)
+    is_outside = not place.name or place.is_absolute() or ".." in place.parts
+    if not isinstance(name, str) or str(place) != name or is_outside or is_own or not name.isprintable():
+        raise HubError(f"{repo}: {name!r} is no name for a file below a folder; don't use it.")
+    if type(size) is not int or size < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise HubError(f"{repo}: the hub doesn't tell size and hash of {name}; is it a model hub?")
+    return File(name, size, digest)
+
+
+def _whole(response: Response, size: int, what: str) -> bytes:
+    """The body of an answer. Raises HubError for one that is longer."""
+    found = up_to(response, size + 1)
+    if len(found) > size:
+        raise HubError(f"{what} is longer than {size} bytes; don't use it.")
+    return found
+
+
+def client() -> ModuleType:
+    """The hub's client. Raises HubError where it can't be loaded."""
+    try:
+        import huggingface_hub  # noqa: PLC0415  # loading it takes longer than most commands
+        import huggingface_hub.constants  # noqa: PLC0415
+        import huggingface_hub.errors  # noqa: PLC0415
+        import huggingface_hub.utils  # noqa: PLC0415
+    except ImportError as error:
+        raise HubError(
+            f"The hub's client can't be loaded ({error}): reinstall llmux, the way it was installed before; "
+            "huggingface-hub comes along."
+        ) from error
+    return huggingface_hub
+
+
+def _chosen(source: Source, names: Sequence[str]) -> list[str]:
+    """The wanted files. Raises HubError for a pattern that fits none."""
+    if source.files:
+        chosen: list[str] = []
+        for pattern in source.files:
+            fitting = [name for name in names if name == pattern] or fnmatch.filter(names, pattern)
+            if not fitting:
+                there = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+                raise HubError(f"{source.repo}: no file fits {pattern!r}. There are: {there or 'none'}")
+            chosen += fitting
+        return list(dict.fromkeys(chosen))
+    names = [name for name in names if name != ".gitattributes"]
+    if any(name in SAFETENSORS for name in names):
+        return [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in OTHER_WEIGHTS)]
+    return names
+
+
+def explained(error: BaseException, repo: str, revision: str) -> HubError:
+    """The error with its remedy, for a person."""
+    hub = client()
+    endpoint = hub.constants.ENDPOINT
+    match error:
+        case HubError():
+            return error
+        case hub.errors.GatedRepoError():
+            text = f"it is gated: accept its terms at {endpoint}/{repo}, and set HF_TOKEN to a token of that account"
+        case hub.errors.RevisionNotFoundError():
+            text = f"it has no revision {revision!r}"
+        case hub.errors.RepositoryNotFoundError():
+            text = "there is no such repository, or it is private and HF_TOKEN isn't a token that may read it"
+        case hub.errors.HfHubHTTPError() if error.response.status_code in REFUSED:
+            text = f"{endpoint} refuses it ({error.response.status_code}); HF_TOKEN must be a token that may read it"
+        case hub.errors.OfflineModeIsEnabled():
+            text = "HF_HUB_OFFLINE forbids asking the hub; unset it for this"
+        case hub.errors.HfHubHTTPError():
+            text = f"{endpoint} answers {error.response.status_code}; try again later: what has come is kept"
+        case _:
+            text = f"{endpoint} can't be reached ({line_of(error)}); try again: what has come is kept"
+    return HubError(f"{repo}: {text}")

@@ -1,0 +1,89 @@
+"""Converts documents and pictures of clients in a separate process, see `convert_child`. Results are kept,
+because an agent sends the documents that it has read again with each turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.errors import InvalidRequestError
+from supervisor.host.media import convert_child
+
+Kind = Literal["pdf", "picture"]
+
+LIMIT_S: Final = 30.0  # of one process
+KEPT_BYTES: Final = 32 << 20
+_CHILD: Final = Path(convert_child.__file__)
+_EXTRA: Final = "media,heif"
+_NAMES: Final = {"pdf": "document", "picture": "image"}  # Claude Code goes on without what couldn't be processed
+
+
+@cache
+def documents() -> tuple[str, ...]:
+    """The kinds of documents that become text here, as media types. Plain text needs nothing; the rest is an extra."""
+    return ("text/plain", "application/pdf") if find_spec("pypdf") else ("text/plain",)
+
+
+class Converter:
+    """One process at a time. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore(1)
+        self._kept: OrderedDict[bytes, bytes | str] = OrderedDict()  # what became of files, or why nothing did
+        self._kept_bytes = 0
+
+    async def convert(self, kind: Kind, data: bytes) -> bytes:
+        """A PDF's text, in UTF-8, or a picture as PNG. Raises InvalidRequestError for what can't be opened."""
+        name = sha256(kind.encode() + data).digest()
+        found, is_sure = self._kept.get(name), True
+        if found is None:
+            async with self._turn:
+                found, is_sure = await _run_child(kind, data)
+        if is_sure:
+            self._keep(name, found)
+        if isinstance(found, str):
+            raise InvalidRequestError(f"Could not process {_NAMES[kind]}: {found}.", code="invalid_media")
+        return found
+
+    def _keep(self, name: bytes, found: bytes | str) -> None:
+        if self._kept.pop(name, None) is None:
+            self._kept_bytes += len(found)
+        self._kept[name] = found
+        while self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+
+async def _run_child(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
+    """What became of it, or why nothing did; and would that be the same another time?"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", str(_CHILD), kind),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={},
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            out, output = await process.communicate(data)
+    except TimeoutError:
+        return f"it takes more than {LIMIT_S:g} s", False
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    match process.returncode:
+        case 0:
+            return out, True
+        case convert_child.REFUSED:
+            return output.decode("utf-8", "replace"), True
+        case convert_child.MISSING:
+            remedy = f"its operator installs that with: pip install 'llmux-supervisor[{_EXTRA}]'"
+            return f"llmux lacks what opens it; {remedy}", False
+    return "it takes too long, or too much memory", False

@@ -1,0 +1,416 @@
+"""Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
+
+Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
+resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If the
+shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
+(`become_subreaper`). A hunt kills them: all processes that carry the worker's mark, and every child that the daemon did not
+start itself.
+
+Everything here runs in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+from supervisor.core.types import CrashClass
+from supervisor.errors import LlmuxError
+from supervisor.host.process import cgroup
+from supervisor.host.process.procfs import OUR_OWN_TROUBLE, Proc, ProcessTable, oom_kills, processes
+from supervisor.host.process.reap import Hunt, Mark, marked, worker_of
+
+_PR_SET_CHILD_SUBREAPER = 36
+_DYING_POLL_S = 0.01
+_PIPE_BYTES = 65536
+_REPORT_BYTES = 16384  # no report of a shim is longer
+
+
+HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
+    errno.EAGAIN,  # no more processes or threads
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETXTBSY,  # the program is being written
+}
+"""Errors that are the fault of this machine, and not of the program that was to be started."""
+
+
+class SpawnError(LlmuxError):
+    """The program could not be started at all; the message says why, `kind` whose fault it is.
+
+    No message names the worker: clients read them, and may know its model by another name.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "spawn_failed"
+
+    def __init__(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class UnkillableError(LlmuxError):
+    """The tree is still there although SIGKILL was sent and the wait is over. `pids` are those left, as far as known."""
+
+    code = "unkillable"
+
+    def __init__(self, message: str, pids: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.pids = pids
+
+
+class Shim(Protocol):
+    """A shim with the daemon's ends of its pipes: a child process (`subprocess.Popen`), or an `AdoptedShim`."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def wait(self) -> int | None:
+        """Collect its exit status once it has ended."""
+        ...
+
+
+class AdoptedShim:
+    """A shim that another daemon started and handed over. That daemon, or the process that inherits the shim, collects it."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, pidfd: int) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = os.fdopen(stdin, "wb", buffering=0)
+        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb", buffering=0)
+        self.pidfd = pidfd
+
+    def wait(self) -> int | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """How the leader ended; the whole tree is gone."""
+
+    code: int | None  # negative: the signal's number; None: unknown, its shim was killed
+    killed: bool = False  # by us
+    oom_killed: bool = False  # by the kernel, for want of memory, as far as its counters tell
+
+
+_tasks: set[asyncio.Task[object]] = set()
+_workers: set[WorkerProcess] = set()
+own_children: set[int] = set()
+"""Pids of processes that we started in a session of their own, besides shims: no hunt touches them."""
+_is_subreaper = False
+
+
+class WorkerProcess:
+    """A running worker and everything below it. Use it in the loop's thread, but for `pids`.
+
+    Made by `spawn.spawn`, or by `adopt` for one that another daemon handed over.
+    """
+
+    def __init__(self, name: str, mark: Mark, group: Path | None, shim: Shim) -> None:
+        """Raises OSError."""
+        self._loop = asyncio.get_running_loop()
+        self.name = name
+        self.pid = 0
+        self.unlogged = ""  # why it has no log
+        self.shim_pid = shim.pid
+        self.started_at = time.monotonic()
+        self.main_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
+        self.running: asyncio.Future[None] = self._loop.create_future()
+        self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
+        self._kept = asyncio.Event()
+        self.mark = mark
+        self.group = group
+        self._shim = shim
+        self.shim_ended = False
+        self._code: int | None = None
+        self._tree_ended = False
+        self._is_ending = False
+        self._killed = False
+        self._oom_kills = oom_kills()
+        self._heard = b""
+        assert shim.stdin is not None
+        assert shim.stdout is not None
+        self._stdin, self._stdout = shim.stdin, shim.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+        try:
+            self._pidfd = shim.pidfd if isinstance(shim, AdoptedShim) else os.pidfd_open(shim.pid)
+        except OSError:
+            self._stdin.close()  # it ends at once: it has no order yet
+            self._stdout.close()
+            shim.wait()
+            raise
+        _workers.add(self)
+        self.listen()
+
+    @classmethod
+    def adopt(
+        cls, name: str, mark: Mark, group: Path | None, shim: AdoptedShim, pid: int, started_at: float, heard: bytes
+    ) -> WorkerProcess:
+        """A worker that another daemon handed over; `heard` is the begin of a report that it had not read to its end."""
+        process = cls(name, mark, group, shim)
+        process.pid, process.started_at, process._heard = pid, started_at, heard
+        process.running.set_result(None)
+        return process
+
+    # -------------------------------------------------------------------------------------------------------- controls
+
+    async def wait(self) -> ProcessExit:
+        """Wait until the last process of the tree is gone. Cancelling the wait changes nothing."""
+        return await asyncio.shield(self._exit)
+
+    def terminate(self) -> None:
+        """Ask the tree to end, once: its stop program if it has one, else SIGTERM."""
+        if not self._is_ending:
+            self._is_ending = True
+            self.send_line(b"term\n")
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree."""
+        if not self._exit.done():
+            self._is_ending = self._killed = True
+            self.send_line(b"kill\n")
+
+    async def stop(self, grace_s: float, kill_wait_s: float = 5.0) -> ProcessExit:
+        """SIGTERM, `grace_s`, SIGKILL, `kill_wait_s`. A `kill()` meanwhile cuts the grace short.
+
+        Raises UnkillableError when something of the tree is still there then; `wait()` goes on waiting for it. Cancelling
+        leaves it where it is: asked to end, or killed.
+        """
+        if grace_s > 0 and not self._killed:
+            self.terminate()
+            if await self.ends_within(grace_s):
+                return self._exit.result()
+        self.kill()
+        if not await self.ends_within(kill_wait_s / 2):
+            # A shim that is stopped or stuck hears nothing. Its death hands what is left to us.
+            if not self.shim_ended:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if not await self.ends_within(kill_wait_s / 2):
+                pids = await asyncio.to_thread(self.pids)
+                left = ", ".join(map(str, pids)) or "unknown"
+                raise UnkillableError(f"still there {kill_wait_s:g} s after SIGKILL (pids: {left})", pids)
+        return self._exit.result()
+
+    async def ends_within(self, limit_s: float) -> bool:
+        """Is the last process of the tree gone before `limit_s` have passed?"""
+        await asyncio.wait({self._exit}, timeout=limit_s)
+        return self._exit.done()
+
+    def pids(self) -> tuple[int, ...]:
+        """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
+        below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
+        if self.shim_ended:  # its pid may be anybody's by now
+            below = frozenset(proc.pid for proc in marked(self.mark))
+        alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
+        return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
+
+    # ------------------------------------------------------------------------------------------------------ hand-over
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """The shim's stdin and stdout and a pidfd of it, for a successor."""
+        return self._stdin.fileno(), self._stdout.fileno(), self._pidfd
+
+    @property
+    def heard(self) -> bytes:
+        """The beginning of a report whose rest has not arrived yet."""
+        return self._heard
+
+    def listen(self) -> None:
+        """Hear its reports, and see its end."""
+        self._loop.add_reader(self._stdout.fileno(), self._listen)
+        self._loop.add_reader(self._pidfd, self._shim_ended)
+
+    async def keep(self, limit_s: float) -> None:
+        """Let the tree outlive our death for so long. Returns once the shim has confirmed that, or has ended."""
+        self._kept.clear()
+        self.send_line(b"keep %d\n" % limit_s)
+        await self._kept.wait()
+
+    def pause(self) -> None:
+        """Read no reports and see no end until `listen`: they are the successor's."""
+        self._loop.remove_reader(self._stdout.fileno())
+        self._loop.remove_reader(self._pidfd)
+
+    def let_go(self) -> None:
+        """Leave the worker to the successor. A shim that is our child is still collected when it ends."""
+        self._stdin.close()
+        self._stdout.close()
+        self._loop.add_reader(self._pidfd, self._collect_child)
+
+    def _collect_child(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._shim.wait()
+
+    # ------------------------------------------------------------------------------------------------------- the shim
+
+    def send_line(self, line: bytes) -> None:
+        """Write to the shim. Silent when it is gone. Raises SpawnError for more than a pipe holds."""
+        if self._stdin.closed:
+            return
+        if len(line) > _PIPE_BYTES:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, len(line))
+        try:
+            written = os.write(self._stdin.fileno(), line)
+        except BrokenPipeError:
+            return
+        except BlockingIOError:  # a stuck shim; stop() ends it
+            return
+        if written < len(line):
+            message = "its command and environment are too long"
+            raise SpawnError(message, CrashClass.BAD_ARGUMENTS)
+
+    def abandon(self) -> None:
+        """End of file makes the shim kill everything."""
+        self._is_ending = self._killed = True
+        self._stdin.close()
+
+    def _listen(self) -> None:
+        try:
+            data = os.read(self._stdout.fileno(), _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._stdout.fileno())
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        self._heard = self._heard[:_REPORT_BYTES]
+        for line in lines:
+            self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        """Take note of a report. Other lines are ignored: a worker can write into its shim's output, too."""
+        try:
+            fact: object = json.loads(line[:_REPORT_BYTES])
+        except (ValueError, RecursionError):
+            return
+        match fact:
+            case {"pid": int(pid), **rest}:
+                self.pid, self.unlogged = pid, str(rest.get("unlogged", ""))
+                if not self.running.done():
+                    self.running.set_result(None)
+            case {"failed": int(code), "step": str(step), "text": str(text)}:
+                self._tree_ended = True
+                self._fail(text, _fault(step, code))
+            case {"exited": int(code)}:
+                self._code = code
+                self.main_ended.set()
+            case {"kept": True}:
+                self._kept.set()
+            case {"gone": True}:
+                self._tree_ended = True
+                self._kept.set()
+
+    def main_exited(self, code: int) -> None:
+        """We waited for it, because its shim could not."""
+        if self._code is None:
+            self._code = code
+
+    def _fail(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
+        if not self.running.done():
+            self.running.set_exception(SpawnError(message, kind))
+            self.running.exception()  # retrieved, also when nobody waits for it
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _shim_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self.shim_ended = True
+        self._kept.set()
+        self.main_ended.set()
+        self._listen()
+        self._shim.wait()
+        if self._tree_ended:
+            self._finish()
+        else:
+            task: asyncio.Task[object] = self._loop.create_task(self._hunt(), name=f"hunt {self.name}")
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
+
+    async def _hunt(self) -> None:
+        """The shim was killed: find the rest, however long it takes."""
+        groups = () if self.group is None else (self.group,)
+        with contextlib.closing(Hunt(self.mark, groups)) as hunt:
+            while await asyncio.to_thread(hunt.round, 0.5, await self._adopted()):
+                pass
+        while _collect(await asyncio.to_thread(processes)):  # noqa: ASYNC110  nobody tells us
+            await asyncio.sleep(_DYING_POLL_S)
+        self._finish()
+
+    async def _adopted(self) -> list[Proc]:
+        """The living remnants of killed shims, even with a changed environment, except those of another worker.
+
+        A process that hides its worker is killed by every hunt.
+        """
+        table = await asyncio.to_thread(processes)
+        # Here, in the loop's thread, every shim that the table can show is one of `_workers`.
+        return [proc for proc in table if proc.alive and _is_adopted(proc) and worker_of(proc.pid) in (None, self.name)]
+
+    def _finish(self) -> None:
+        _workers.discard(self)
+        self._loop.remove_reader(self._stdout.fileno())
+        self._stdin.close()
+        self._stdout.close()
+        os.close(self._pidfd)
+        if self.group is not None:
+            cgroup.remove(self.group)
+        self._fail("its shim was killed")
+        was_requested = self._killed or self._code != -signal.SIGKILL
+        oom_killed = not was_requested and oom_kills() > self._oom_kills
+        self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
+
+
+def _fault(step: str, code: int) -> CrashClass:
+    """The kind of fault when the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
+    if step not in ("cwd", "exec") or code in HOST_TROUBLE:
+        return CrashClass.HOST
+    return CrashClass.BAD_ARGUMENTS if step == "exec" else CrashClass.UNKNOWN
+
+
+def become_subreaper() -> None:
+    """Let what escapes a killed shim fall to this process, so that it can be found and reaped. Raises OSError."""
+    global _is_subreaper  # noqa: PLW0603  # so is the process
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    _is_subreaper = True
+
+
+def _is_adopted(proc: Proc) -> bool:
+    """Did it fall to us as subreaper? Our own children have our session, but for shims. For the loop's thread."""
+    if not _is_subreaper or proc.parent != os.getpid() or proc.session == os.getsid(0) or proc.pid in own_children:
+        return False
+    return all(worker.shim_pid != proc.pid or worker.shim_ended for worker in _workers)
+
+
+def _collect(table: Iterable[Proc]) -> bool:
+    """Reap the dead that fell to us. True: others are still dying, which a hunt no longer recognises."""
+    dying = False
+    for proc in filter(_is_adopted, table):
+        if proc.alive:
+            dying |= proc.dying
+            continue
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(proc.pid, os.WNOHANG)
+            for worker in _workers:
+                if pid and worker.pid == pid:
+                    worker.main_exited(os.waitstatus_to_exitcode(status))
+    return dying

@@ -1,0 +1,466 @@
+"""What outlives the daemon: collections of JSON values in SQLite files.
+
+A file is read once, at `open`, and served from memory; changes are written in a thread. It never prevents the daemon from
+starting. A damaged file is moved aside (`….broken-TIME`), which is logged, and its backup takes its place; a cache has none
+and begins empty. A file that can't be used now (locked by another daemon, written by a newer llmux, no permission, no
+space) is left alone, and nothing is saved in this run. Files are locked while open, so SQLite needs no shared-memory file.
+
+A file of an older version is migrated when it is opened, in one transaction. The successor of a running daemon keeps that
+transaction open until the takeover is certain: if it fails, or is killed, the older daemon finds the file as it lent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import ClassVar, Final, Self, TypeVar
+
+import structlog
+from pydantic import JsonValue
+
+from supervisor.core.types import ModelId, base_of
+from supervisor.errors import LlmuxError
+from supervisor.host.store.files import move_aside, replacing
+
+T = TypeVar("T")
+FootprintKey = tuple[str, str]
+"""A model's key and a device's."""
+
+BUSY_S = 2.0
+"""How long to wait for the lock of a daemon that is ending."""
+
+BACKUP_S = 60.0
+"""Least time between two backups, except those at start and end."""
+
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE footprints (definition TEXT NOT NULL, device TEXT NOT NULL, mib INTEGER NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE entries (
+        collection TEXT NOT NULL,
+        key TEXT NOT NULL,
+        value TEXT NOT NULL,
+        PRIMARY KEY (collection, key)
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO entries SELECT device, definition, CAST(mib AS TEXT) FROM footprints;
+    DROP TABLE footprints;
+    """,
+    """
+    CREATE TABLE requests (number INTEGER PRIMARY KEY, view TEXT NOT NULL) STRICT;
+    CREATE TABLE usage (
+        day TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        key TEXT NOT NULL,
+        model TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        cached_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        gpu_s REAL NOT NULL,
+        PRIMARY KEY (day, key_id, model)
+    ) STRICT, WITHOUT ROWID;
+    """,
+    """
+    UPDATE entries SET value = as_job(collection, key, value) WHERE collection IN ('jobs', 'batches', 'loads');
+    UPDATE OR IGNORE entries SET collection = 'jobs' WHERE collection = 'batches';
+    UPDATE OR IGNORE entries SET collection = 'jobs', key = 'load-' || key WHERE collection = 'loads';
+    DELETE FROM entries WHERE collection IN ('batches', 'loads');
+    """,
+)
+"""One script for each schema version, in order. Never change the result of one that was released; add another."""
+
+# SQLITE_ERROR: a sound file with other tables than its schema version says.
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+FOOTPRINTS: Final = "llmux.sqlite3"
+"""The name of the file of `Footprints`."""
+MOST_MIB: Final = 1 << 30
+MOST_LOAD_MS: Final = 7 * 24 * 3600 * 1000
+_LOAD_MS: Final = "load_ms"
+"""The collection of load times; all others of `Footprints` are devices."""
+_RAISED: Final = "raised "
+"""Before a device: the collection of what to lease there at least."""
+Entry = tuple[str, str]
+"""The name of a collection and a key in it."""
+_BEGAN: Final[Entry] = "store", "began"
+_FORMER_STATES: Final = {
+    "waiting": "queued",  # of loads
+    "loading": "running",
+    "ready": "completed",
+    "validating": "queued",  # of batches
+    "in_progress": "running",
+    "finalizing": "running",
+    "cancelling": "running",
+}
+
+log = structlog.get_logger(__name__)
+
+
+class NotSavedError(LlmuxError):
+    """A change could not be written and was not made."""
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+    code = "state_not_saved"
+
+
+class _UnusableError(Exception):
+    """The file is sound, but not for us."""
+
+
+class _DamagedError(Exception):
+    """The file isn't what it should be."""
+
+
+class Store:
+    """An open file, locked until `close`. Use it from one event loop."""
+
+    keeps_backup: ClassVar[bool] = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble: str | None = None  # why changes are not being saved now
+        self._is_pending = False  # all changes so far are one transaction that is open
+        self._entries: dict[Entry, str] = {}
+        self._backup = path.with_name(f"{path.name}.backup")
+        self._backed_up = time.monotonic()
+        self._file: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    @classmethod
+    async def open(cls, path: Path, *, pending: bool = False) -> Self:
+        """Open or create. Never fails: where the file can't be used, `trouble` says why, and nothing is saved.
+
+        `pending`: no change reaches the file before `settle`, not even that to a newer schema.
+        """
+        opened = cls(path)
+        opened._is_pending = pending
+        await opened._try_open()
+        return opened
+
+    async def _try_open(self) -> None:
+        try:
+            self._file = await self._do(self._open)
+        except (sqlite3.Error, OSError, _UnusableError) as error:
+            self._unusable(error)
+
+    def _unusable(self, error: Exception) -> None:
+        self.trouble = str(error)
+        log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
+
+    async def settle(self) -> None:
+        """Make the changes since `open`, and from now on each at once. Never fails, as `open`."""
+        file = self._file
+        if file is None or not self._is_pending:
+            return
+
+        def settle() -> None:
+            file.execute("COMMIT")
+            self._is_pending = False
+            self._copy(file)
+
+        try:
+            await self._do(settle)
+        except sqlite3.Error as error:
+            self._file = None
+            self._unusable(error)
+            await self._do(file.close)
+
+    async def close(self) -> None:
+        """Wait for pending writes and unlock the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            await self._do(lambda: self._copy(file))
+            await self._do(file.close)
+        self._thread.shutdown(wait=False)
+
+    async def lend(self) -> None:
+        """Unlock the file for a successor. Nothing is saved from now on."""
+        file, self._file = self._file, None
+        if file is not None:
+            self.trouble = "a successor has it"
+            await self._do(file.close)
+
+    async def take_back(self) -> None:
+        """Open it again after `lend`, with what is in it now. Never fails, as `open`."""
+        if self._file is None and self.trouble == "a successor has it":
+            self.trouble = None
+            await self._try_open()
+
+    def get(self, collection: str, key: str) -> JsonValue:
+        """None where there is none."""
+        found: JsonValue = json.loads(self._entries.get((collection, key), "null"))
+        return found
+
+    def items(self, collection: str) -> dict[str, JsonValue]:
+        """A collection, by key."""
+        return {key: json.loads(text) for (name, key), text in sorted(self._entries.items()) if name == collection}
+
+    @property
+    def began(self) -> float:
+        """Since when (Unix seconds) all that was kept is here: the file was new then, or an older copy took its place."""
+        return float(self._entries.get(_BEGAN, "0"))
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, which is done in the store's thread, in one transaction. For tables of their own.
+
+        Raises NotSavedError; then nothing has changed.
+        """
+        file = self._file
+        if file is None:
+            raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
+
+        def within() -> T:
+            with self._change(file):
+                return work(file)
+
+        try:
+            return await self._do(within)
+        except sqlite3.Error as error:
+            self.trouble = str(error)
+            raise NotSavedError(f"the store {self.path} can't be used: {error}") from error
+
+    async def put(self, collection: str, key: str, value: JsonValue) -> None:
+        """Change one value, or delete it (None). Raises NotSavedError; then nothing has changed."""
+        async with self.transaction() as changes:
+            changes[collection, key] = value
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[dict[Entry, JsonValue]]:
+        """Yields changes to fill, which are made all or none when the block ends; None deletes.
+
+        Raises NotSavedError at the end of the block.
+        """
+        changes: dict[Entry, JsonValue] = {}
+        yield changes
+        file = self._file
+        if file is None:
+            raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
+        put = {entry: json.dumps(value) for entry, value in changes.items() if value is not None}
+
+        def write() -> None:
+            with self._change(file):
+                file.executemany("DELETE FROM entries WHERE collection = ? AND key = ?", changes)
+                file.executemany(
+                    "INSERT INTO entries VALUES (?, ?, ?)", [(*entry, text) for entry, text in put.items()]
+                )
+
+        def apply() -> None:
+            self._entries = {entry: text for entry, text in self._entries.items() if entry not in changes} | put
+            self.trouble = None
+
+        try:
+            await self._do(write, apply)
+        except sqlite3.Error as error:
+            self.trouble = str(error)
+            raise NotSavedError(f"the store {self.path} can't be written: {error}") from error
+        if self._file is not None and time.monotonic() - self._backed_up > BACKUP_S:
+            self._backed_up = time.monotonic()
+            self._thread.submit(self._copy, file)
+
+    async def _do(self, work: Callable[[], T], then: Callable[[], object] = bool) -> T:
+        """Run `work` in the store's thread and, if it succeeds, `then` here, even if the caller is cancelled."""
+        doing = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        doing.add_done_callback(lambda done: None if done.exception() else then())
+        return await asyncio.shield(doing)
+
+    @contextlib.contextmanager
+    def _change(self, file: sqlite3.Connection) -> Iterator[None]:
+        """What is done within is done whole or not at all. Raises sqlite3.Error."""
+        if not self._is_pending:
+            with file:  # commits, or rolls back
+                yield
+            return
+        if not file.in_transaction:  # SQLite has undone it all, for want of room
+            raise sqlite3.OperationalError("its earlier changes were lost")
+        file.execute("SAVEPOINT change")
+        try:
+            yield
+        except BaseException:
+            file.execute("ROLLBACK TO change")
+            raise
+        finally:
+            file.execute("RELEASE change")
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_whole = _begun(self.path)
+        try:
+            file = self._connect() if is_whole else self._restored()
+        except _DamagedError as error:
+            _set_aside(self.path, error)
+            is_whole, file = False, self._restored()
+        if self.keeps_backup and not is_whole:
+            self._entries[_BEGAN] = json.dumps(time.time())
+            with self._change(file):
+                file.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (*_BEGAN, self._entries[_BEGAN]))
+        self._copy(file)
+        return file
+
+    def _restored(self) -> sqlite3.Connection:
+        """With the backup's content; empty where there is no good one."""
+        if not (self.keeps_backup and _begun(self._backup)):
+            return self._connect()
+        with replacing(self.path, 0o600) as fresh:
+            shutil.copyfile(self._backup, fresh)
+        try:
+            file = self._connect()
+        except _DamagedError as error:
+            _set_aside(self._backup, error)
+            self.path.unlink()
+            return self._connect()
+        log.warning("store.restored", path=str(self.path), backup=str(self._backup))
+        return file
+
+    def _connect(self) -> sqlite3.Connection:
+        """Open, check, migrate and read. What SQLite puts beside the file gets the file's own permissions."""
+        self.path.touch(mode=0o600)
+        file = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+        try:
+            self._check(file)
+            rows = file.execute("SELECT collection, key, value FROM entries")
+            self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
+        except BaseException as error:
+            file.close()
+            # Text that is not UTF-8, not JSON or nested too deeply is reported without a code.
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+            is_damage = code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
+            if isinstance(error, sqlite3.DatabaseError | ValueError | RecursionError) and is_damage:
+                raise _DamagedError(str(error)) from error
+            raise
+        return file
+
+    def _check(self, file: sqlite3.Connection) -> None:
+        file.execute("PRAGMA locking_mode = EXCLUSIVE")
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = FULL")
+        problems = [row[0] for row in file.execute("PRAGMA integrity_check")]
+        if problems != ["ok"]:
+            raise _DamagedError("; ".join(problems[:3]))
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+        if version > (known := len(MIGRATIONS)):
+            raise _UnusableError(f"it was written by a newer llmux (schema {version}, known here: {known})")
+        migration = [*MIGRATIONS[version:], f"PRAGMA user_version = {known}"] if version < known else []
+        file.create_function("as_job", 3, _as_job, deterministic=True)
+        if migration or self._is_pending:
+            file.executescript("; ".join(("BEGIN IMMEDIATE", *migration, "" if self._is_pending else "COMMIT")))
+
+    def _copy(self, file: sqlite3.Connection) -> None:
+        """Renew the backup, whole or not at all. Failure is only a warning."""
+        if self._is_pending:
+            return
+        if not self.keeps_backup:
+            self._backup.unlink(missing_ok=True)  # of an earlier version
+            return
+        try:
+            with replacing(self._backup, 0o600) as fresh, contextlib.closing(sqlite3.connect(fresh)) as target:
+                file.backup(target)
+        except (sqlite3.Error, OSError) as error:
+            log.warning("store.no_backup", path=str(self._backup), reason=str(error))
+
+
+class Footprints(Store):
+    """The measured footprints of models, in MiB by device, and their load times: a cache, learned again if lost."""
+
+    keeps_backup = False
+
+    def learned(self) -> dict[FootprintKey, int]:
+        """All that can be true."""
+        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[0]
+
+    def raised(self) -> dict[FootprintKey, int]:
+        """What to lease at least: all that can be true."""
+        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[1]
+
+    def load_times(self) -> dict[str, float]:
+        """How many seconds the last load of each model took, by its key: all that can be true."""
+        taken = {key: _whole(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
+        return {key: ms / 1000 for key, ms in taken.items() if 0 < ms < MOST_LOAD_MS}
+
+    async def learn(self, key: str, device: str, mib: int, *, raised: bool = False) -> None:
+        """Remember what a model took, or is to get at least; the latest figure counts. Failure to save is only a warning."""
+        await self._keep(f"{_RAISED}{device}" if raised else device, key, mib)
+
+    async def learn_load(self, key: str, load_s: float) -> None:
+        """Remember how long a model's load took, as `learn` does."""
+        await self._keep(_LOAD_MS, key, max(1, round(load_s * 1000)))
+
+    async def _keep(self, collection: str, key: str, value: int) -> None:
+        self._entries[collection, key] = str(value)
+        try:
+            await self.put(collection, key, value)
+        except NotSavedError as error:
+            log.warning("store.not_saved", what=collection, value=value, reason=error.message)
+
+
+def learned_footprints(path: Path) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
+    """What a file of `Footprints` has, learned and raised, also while a daemon has locked it; nothing where it can't be read.
+
+    Changes nothing.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="llmux-") as folder,
+        contextlib.suppress(OSError, sqlite3.Error, ValueError),
+    ):
+        copy = Path(shutil.copy(path, folder))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(f"{path}-wal", folder)
+        with contextlib.closing(sqlite3.connect(copy)) as file:
+            rows = file.execute("SELECT key, collection, value FROM entries").fetchall()
+        return _sizes((key, name, int(text)) for key, name, text in rows)
+    return {}, {}
+
+
+def _sizes(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
+    """Of (key, collection, value): what was learned, and what was raised."""
+    learned: dict[FootprintKey, int] = {}
+    raised: dict[FootprintKey, int] = {}
+    for key, name, mib in rows:
+        if name != _LOAD_MS and 0 < mib < MOST_MIB:
+            device = name.removeprefix(_RAISED)
+            (learned if device == name else raised)[key, device] = mib
+    return learned, raised
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _as_job(collection: str, key: str, text: str) -> str:
+    """A value of the third schema, as one of the collection of all jobs. What can't be one stays as it is. Raises nothing."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(row, dict):
+        return text
+    if collection == "jobs":
+        if isinstance(line := row.pop("line", None), dict):
+            return json.dumps({**row, **line, "kind": "line"})
+        return json.dumps({**row, "kind": "response" if row.get("response") else "inference"})
+    former = str(row.get("state"))
+    row["state"] = _FORMER_STATES.get(former, former)
+    if collection == "batches":
+        return json.dumps({**row, "kind": "batch"})
+    error = {"message": row.get("reason"), "code": "load_failed"} if former == "failed" else None
+    new = {"kind": "load", "id": f"load-{key}", "created_at": row.pop("asked_at", None), "error": error}
+    return json.dumps({**row, **new, "model": base_of(ModelId(str(row.get("worker"))))})
+
+
+def _begun(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _set_aside(path: Path, error: _DamagedError) -> None:
+    kept = move_aside(path, "-wal", "-shm")
+    log.error("store.damaged", path=str(path), reason=str(error), kept=str(kept))

@@ -1,0 +1,60 @@
+"""The last versions of a text file, each in a file of its own: what somebody can go back to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from supervisor.host.store import files
+from supervisor.schema.edit import Version
+
+MOST: Final = 11
+"""Ten to go back to, and the one in force."""
+_NAME: Final = re.compile(r"(\d{13})-([0-9a-f]{16})")
+
+
+def digest(text: str) -> str:
+    """Equal for equal texts alone."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class Versions:
+    """A folder of them, for any thread. Everything blocks on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turn = threading.Lock()
+
+    def keep(self, text: str) -> None:
+        """Remember it, unless it is the newest version already; the oldest one goes. Raises OSError."""
+        with self._turn:
+            there = self._listing()
+            if there and there[0].id.endswith(digest(text)):
+                return
+            last_ms = int(there[0].id.partition("-")[0]) if there else 0
+            now_ms = max(time.time_ns() // 1_000_000, last_ms + 1)  # also where the clock went back
+            files.create(self._folder / f"{now_ms:013}-{digest(text)}", text)
+            for old in there[MOST - 1 :]:
+                (self._folder / old.id).unlink(missing_ok=True)
+
+    def listing(self) -> list[Version]:
+        """The newest first. Raises OSError."""
+        with self._turn:
+            return self._listing()
+
+    def _listing(self) -> list[Version]:
+        if not self._folder.is_dir():
+            return []
+        found = [(path, match) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name)) is not None]
+        versions = [Version(path.name, int(match[1]) / 1000, path.stat().st_size) for path, match in found]
+        return sorted(versions, key=lambda version: version.id, reverse=True)
+
+    def read(self, wanted: str) -> str | None:
+        """The text of a version; None: there is none of this name. Raises OSError."""
+        with self._turn:
+            known = any(version.id == wanted for version in self._listing())
+            return (self._folder / wanted).read_bytes().decode() if known else None

@@ -1,0 +1,1 @@
+"""Connections to workers and remote models, and probes of them."""
