@@ -159,7 +159,10 @@ class Store:
         log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
 
     async def settle(self) -> None:
-        """Make the changes since `open`, and from now on each at once. Never fails, as `open`."""
+        """Make the changes since `open`, and from now on each at once.
+
+        Never fails, as `open`. Where they can't be made, such as on a full disk, they are lost, and the file is opened again.
+        """
         file = self._file
         if file is None or not self._is_pending:
             return
@@ -172,9 +175,11 @@ class Store:
         try:
             await self._do(settle)
         except sqlite3.Error as error:
-            self._file = None
-            self._unusable(error)
+            consequence = "what changed since the start is lost"
+            log.warning("store.not_saved", path=str(self.path), reason=str(error), consequence=consequence)
+            self._file, self._is_pending = None, False
             await self._do(file.close)
+            await self._try_open()
 
     async def close(self) -> None:
         """Wait for pending writes and unlock the file."""

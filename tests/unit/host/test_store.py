@@ -262,6 +262,33 @@ class TestPending:
         assert again.items("a") == {"old": 1}
         await again.close()
 
+    def test_without_room_for_what_changed_it_goes_on_once_there_is_some(self, tmp_path):
+        """A file of this schema can be used as it is."""
+        run(
+            """
+async def main():
+    path = Path(sys.argv[1])
+    state = await Store.open(path)
+    await state.put("a", "old", 1)
+    await state.close()
+    state = await Store.open(path, pending=True)
+    await state.put("a", "lost", "x" * 100_000)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    await state.settle()
+    try:
+        await state.put("a", "refused", 2)
+        os._exit(1)
+    except NotSavedError:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await state.put("a", "new", 3)
+    assert state.items("a") == {"old": 1, "new": 3}, state.items("a")
+    os._exit(0)
+asyncio.run(main())
+os._exit(1)
+""",
+            tmp_path / "db",
+        )
+
     def test_without_room_nothing_is_changed(self, tmp_path):
         """Neither then nor later in that run: what it has in memory isn't what the older schema has."""
         path = tmp_path / "db"
