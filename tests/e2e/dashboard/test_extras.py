@@ -90,6 +90,23 @@ class TestLoads:
         expect(row(page, "pair")).to_contain_text("stopped")
         expect(page.locator(".segment")).to_have_count(0)
 
+    def test_one_that_is_under_way_is_shown_however_many_came_later(self, extras, open_page):
+        body = {"messages": [{"role": "user", "content": "Hello"}]}
+        extras.post("/v1/admin/models/first/load").raise_for_status()
+        with extras.client() as client:
+
+            def submit(model: str) -> str:
+                asked = {"endpoint": "/v1/chat/completions", "body": {"model": model, **body}}
+                return client.post("/v1/jobs", json=asked).raise_for_status().json()["id"]
+
+            old, *later = submit("slow"), *(submit("first") for _ in range(201))
+            page = open_page(extras)
+            jobs = page.locator(".jobs-table tbody tr")
+            expect(jobs.filter(has=page.locator(f"td[title={old}]"))).to_contain_text("running")
+            expect(jobs.filter(has_text="completed")).to_have_count(5)
+            for job_id in (old, *later):
+                client.delete(f"/v1/jobs/{job_id}").raise_for_status()
+
 
 class TestSets:
     """One switch above the models."""
