@@ -24,7 +24,7 @@ def token() -> None:
 @click.option(
     "-f",
     "--field",
-    "said",
+    "assignments",
     multiple=True,
     metavar="NAME=VALUE",
     help="A field of the request, e.g. modelId=chat; its value is JSON, else text.",
