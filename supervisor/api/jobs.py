@@ -89,7 +89,7 @@ async def list_jobs(api: Api, query: schema.JobQuery, request: Request) -> schem
 async def get_job(api: Api, id: str, request: Request) -> schema.Job:
     """One of them."""
     job = await _found(api.daemon, request, id)
-    await _look(api.daemon, job)
+    await _refresh_progress(api.daemon, job)
     return _view(api.daemon, job)
 
 
@@ -250,7 +250,7 @@ def _progress(daemon: Daemon, job: Inference) -> schema.JobProgress | None:
     )
 
 
-async def _look(daemon: Daemon, job: Job) -> None:
+async def _refresh_progress(daemon: Daemon, job: Job) -> None:
     """Its progress as a stream of events."""
     if isinstance(job, Inference) and (found := daemon.inference.request_of(job)) is not None:
         await daemon.steps.look([found])
@@ -260,7 +260,7 @@ async def events_of(daemon: Daemon, job: Job, look: Callable[[], msgspec.Struct]
     """Each change of how it looks, the last one when it is over. A daemon that ends or hands over cuts it short."""
     sent, sent_at = None, 0.0
     while True:
-        await _look(daemon, job)
+        await _refresh_progress(daemon, job)
         view = look()
         if view != sent or time.monotonic() - sent_at > KEEPALIVE_S:
             yield b"" if view == sent else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"

@@ -282,13 +282,13 @@ def _merged(one: Json, other: Json) -> Json:
         found["parameters"] = parameters
     bodies = [each["requestBody"] for each in (one, other) if "requestBody" in each]
     if bodies:
-        contents = _both(*(body["content"] for body in bodies))
+        contents = _merged_content(*(body["content"] for body in bodies))
         found["requestBody"] = {"required": all(body["required"] for body in bodies), "content": contents}
     answers = dict(other["responses"]) | one["responses"]
     for status in one["responses"].keys() & other["responses"].keys():
         mine, theirs = one["responses"][status], other["responses"][status]
         if "content" in mine and "content" in theirs:
-            answers[status] = mine | {"content": _both(mine["content"], theirs["content"])}
+            answers[status] = mine | {"content": _merged_content(mine["content"], theirs["content"])}
         elif mine != theirs and "$ref" in mine:  # errors, in the shape of the client's API
             shapes = [each["$ref"].rpartition("/")[2].partition(".")[0] for each in (mine, theirs)]
             schema = {"anyOf": [{"$ref": f"#/components/schemas/{shape}"} for shape in shapes]}
@@ -296,7 +296,7 @@ def _merged(one: Json, other: Json) -> Json:
     return found | {"responses": answers}
 
 
-def _both(*contents: Json) -> Json:
+def _merged_content(*contents: Json) -> Json:
     """All media types of both, each with all of its schemas."""
     found: Json = {}
     for content in contents:

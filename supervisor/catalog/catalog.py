@@ -97,7 +97,7 @@ class CatalogModel:
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
         """The model with context and slots chosen for these devices, where they are left open. Blocks on its files."""
         written = self._as_configured or self.config
-        room = _room(written, self.adapter.gpus(written), self.allowed(devices))
+        room = _largest_room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
         together = _room_together(written, self.allowed(devices))
         if sizing is not None and room is not None and together is not None:
@@ -290,7 +290,7 @@ def troubles_text(troubles: Sequence[Problem]) -> str:
     return "; ".join(f"{dotted(at)}: {one.message}" if (at := one.trail[2:]) else one.message for one in troubles)
 
 
-def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
+def _largest_room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
     """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
     shared = sorted((device for device in devices if not device.takes_whole), key=lambda one: -one.usable_mib)
     if len(shared) >= gpus:
@@ -410,11 +410,15 @@ class Catalog:
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
         bare = {name.removeprefix(TASK): task for name, task in self.tasks.items()}  # where no model has that name
-        hub = {name: Route(name, only, only.rewrite) for name, (only, *others) in self._on_hub.items() if not others}
+        hub = {
+            name: Route(name, only, only.rewrite)
+            for name, (only, *others) in self._models_by_hub_name.items()
+            if not others
+        }
         return {**hub, **bare, **own, **self.virtual, **self.tasks}
 
     @cached_property
-    def _on_hub(self) -> dict[str, list[CatalogModel]]:
+    def _models_by_hub_name(self) -> dict[str, list[CatalogModel]]:
         """The models by their names on the hub."""
         found: dict[str, list[CatalogModel]] = {}
         for model in self.models.values():
@@ -447,8 +451,8 @@ class Catalog:
         if route is None:
             meant = self.nearest(name)
             hint = f" Did you mean {meant!r}?" if meant is not None else " GET /v1/models lists the choice."
-            if name in self._on_hub:
-                hint = f" Several come from there: {', '.join(one.id for one in self._on_hub[name])}. Name one of them."
+            if name in self._models_by_hub_name:
+                hint = f" Several come from there: {', '.join(one.id for one in self._models_by_hub_name[name])}. Name one of them."
             raise NotFoundError(f"There is no model {name[:200]!r}.{hint}", code="model_not_found", param="model")
         return route
 

@@ -81,7 +81,7 @@ def types_at(model: object, trail: Trail) -> tuple[object, ...]:
     """The types that a value at `trail` below `model` may have; none where it may have any."""
     branches = _branches(model)
     for key in trail:
-        branches = tuple(below for branch in branches for below in _below(branch, key))
+        branches = tuple(below for branch in branches for below in _annotations_below(branch, key))
     return branches
 
 
@@ -98,7 +98,7 @@ def _branches(annotation: object) -> tuple[object, ...]:
     return (annotation,)
 
 
-def _below(annotation: object, key: Key) -> tuple[object, ...]:
+def _annotations_below(annotation: object, key: Key) -> tuple[object, ...]:
     if _is_model(annotation):
         field = annotation.model_fields.get(str(key))
         return _branches(field.annotation) if field else ()

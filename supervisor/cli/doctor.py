@@ -325,12 +325,12 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
     first, last = server.worker_port_first, server.worker_port_last
     free, count = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1)), last - first + 1
     fix = "set server.worker_port_first and server.worker_port_last"
-    yield _amount(
+    yield _threshold_check(
         "workers' ports", free, (1, min(FEW_PORTS, count)), f"{free} of {count} from {first} to {last} are free", fix
     )
 
 
-def _amount(name: str, there: int, wanted: tuple[int, int], message: str, fix: str) -> Check:
+def _threshold_check(name: str, there: int, wanted: tuple[int, int], message: str, fix: str) -> Check:
     """Fails below the first amount, warns below the second."""
     least, good = wanted
     status: Status = "fail" if there < least else "warn" if there < good else "ok"
@@ -345,7 +345,9 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
         return
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free // MIB
-    yield _amount(name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}")
+    yield _threshold_check(
+        name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}"
+    )
 
 
 def _broken(state_dir: Path) -> Iterator[Check]:

@@ -62,7 +62,7 @@ async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
         on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         process = await spawn(order)
         ending = asyncio.create_task(_end(process, signals))
-        beating = asyncio.create_task(_beat(daemon, lease, process))
+        beating = asyncio.create_task(_send_heartbeats(daemon, lease, process))
         code = (await process.wait()).code
         for task in (beating, ending):
             task.cancel()
@@ -80,7 +80,7 @@ async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
     process.kill()
 
 
-async def _beat(daemon: Client, lease: Lease, process: WorkerProcess) -> None:
+async def _send_heartbeats(daemon: Client, lease: Lease, process: WorkerProcess) -> None:
     """Send heartbeats until the lease has ended, and the command with it."""
     is_heard, interval_s, beat = True, lease.ttl_s / 3, LeaseRenewal(pid=process.shim_pid)
     while True:

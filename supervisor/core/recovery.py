@@ -54,7 +54,7 @@ class Recovery:
         """
         failed: tuple[ModelId, ...] = ()
         is_repeated = is_dropped = False
-        about = _about(mistake)
+        about = _model_at_fault(mistake)
         while True:
             self._undo()
             if about is not None and about not in failed and len(failed) < MOST_FAILED and not is_dropped:
@@ -69,7 +69,7 @@ class Recovery:
             try:
                 effects = self._scheduler.handle(again, now)
             except Exception as another:  # noqa: BLE001  # this is the one place that takes them
-                about = _about(another)
+                about = _model_at_fault(another)
             else:
                 self.note(again, now)
                 return again, effects
@@ -92,7 +92,7 @@ class Recovery:
         self._keep()  # the next attempt may raise, too
 
 
-def _about(mistake: Exception) -> ModelId | None:
+def _model_at_fault(mistake: Exception) -> ModelId | None:
     return mistake.about if isinstance(mistake, MishandledError) else None
 
 

@@ -77,7 +77,7 @@ class Scheduler:
         running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
         step, is_taken = Step(now), False
         try:
-            if (effects := plain.taken(self.state, event, now)) is not None:
+            if (effects := plain.handle_if_plain(self.state, event, now)) is not None:
                 return effects
             self._take(step, event)
             step.about, is_taken = None, True
@@ -95,7 +95,7 @@ class Scheduler:
                 if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
                     self.state.admission.accounts.refused(effect.ticket, now)
         except Exception as mistake:
-            about = step.about if is_taken else step.about or running or _about(event)
+            about = step.about if is_taken else step.about or running or _model_of(event)
             raise MishandledError(str(mistake), about) from mistake
         return step.effects
 
@@ -163,7 +163,7 @@ class Scheduler:
             case Mishandled(inner, models, why):
                 termination.mishandled(state, step, models, why)
                 if inner is not None:
-                    step.about = _about(inner)
+                    step.about = _model_of(inner)
                     self._take(step, inner)
                     termination.mishandled(state, step, models, why)
             case Tick():
@@ -172,7 +172,7 @@ class Scheduler:
                 assert_never(event)
 
 
-def _about(event: Event) -> ModelId | None:
+def _model_of(event: Event) -> ModelId | None:
     """The model that the event is about, if it names one."""
     match event:
         case RequestArrived(model=model):

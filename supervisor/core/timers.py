@@ -25,13 +25,13 @@ def fire(state: SchedulerState, step: Step) -> None:
     for model_id in state.due(step.now):
         if (model := state.models.get(model_id)) is not None:
             step.about = model_id
-            _look(state, step, model)
+            _act_if_due(state, step, model)
     step.about = None
     if state.queue.deadline() <= step.now:
         expire(state, step)
 
 
-def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
+def _act_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.crashes.retry_at is not None and step.now >= model.crashes.retry_at:
         reason = "backoff over"
         if model.state is WorkerState.FAILED:
@@ -40,13 +40,13 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
         advance(model, Trigger.RETRY, step.now, reason)
         settle_trouble(state, step, model)
     _give_up(state, step, model)
-    default_models.look(state, step, model)
-    eviction.look(state, step, model)
+    default_models.return_if_due(state, step, model)
+    eviction.end_due_drain(state, step, model)
     if model.state is WorkerState.READY:
         if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
             model.crashes = replace(model.crashes, times=())
         _end_keep_alive(state, step, model)
-        partners.look(state, step, model)
+        partners.end_if_overdue(state, step, model)
     state.update_wanted(model)
     state.touch(model)
 

@@ -258,7 +258,7 @@ class Worker:
             reason = patience.observe(look.progress, now) if look.progress is not None else None
             if reason is not None:
                 quote = f"{reason}; its health check says: {look.health.detail}"
-                return Crash(CrashClass.START_TIMEOUT, f"{reason}; {_seen(spec, look)}", quote=quote)
+                return Crash(CrashClass.START_TIMEOUT, f"{reason}; {_probe_result_text(spec, look)}", quote=quote)
             await asyncio.sleep(startup_delay_s(now - self._started_at, spec.health.interval_s))
 
     async def _while_ready(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
@@ -327,7 +327,7 @@ class Worker:
                 before = steps
 
 
-def _seen(spec: LaunchSpec, look: Look) -> str:
+def _probe_result_text(spec: LaunchSpec, look: Look) -> str:
     """The result of a start's last probe, in words for everybody."""
     if look.health.status is not None:
         return f"it answers {spec.health.path} with HTTP {look.health.status}"

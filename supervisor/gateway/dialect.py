@@ -130,9 +130,9 @@ class Dialect(abc.ABC):
 
         `sent` is the end of what the client has; it may end within an event, unless the stream is a `translation`'s.
         """
-        return after(sent, b"data: " + body + b"\n\n")
+        return separated_event(sent, b"data: " + body + b"\n\n")
 
 
-def after(sent: bytes, event: bytes) -> bytes:
+def separated_event(sent: bytes, event: bytes) -> bytes:
     """`event`, separated from an unfinished event at the end of `sent`, so that clients read it on its own."""
     return event if not sent or sent.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) else b"\n\n" + event

@@ -37,14 +37,14 @@ class UnknownUvicornError(LlmuxError):
 
 def refuse_unknown_uvicorn() -> None:
     """Raises UnknownUvicornError, with the remedy, where uvicorn lacks such a part. Costs nothing for a tested version."""
-    if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _wrong()):
+    if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _incompatibility()):
         raise UnknownUvicornError(
             f"uvicorn {uvicorn.__version__} doesn't fit: {wrong}. This llmux was tested with {TESTED}. "
             f'Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux'
         )
 
 
-def _wrong() -> str:
+def _incompatibility() -> str:
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
     try:

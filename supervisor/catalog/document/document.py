@@ -323,7 +323,7 @@ class _Reader:
             node, size = self._anchors[event.anchor]
             return replace(node, place=place), size
         if isinstance(event, yaml.ScalarEvent):
-            self._look_at(event, trail)
+            self._check_scalar(event, trail)
             node, size = Leaf(scalar(event.value) if event.implicit[0] else str(event.value), place), 1
         elif len(trail) >= MAX_DEPTH:
             raise _StopError(place, trail, f"nested more than {MAX_DEPTH} deep")
@@ -335,7 +335,7 @@ class _Reader:
             self._anchors[event.anchor] = node, size
         return node, size
 
-    def _look_at(self, event: yaml.ScalarEvent, trail: Trail) -> None:
+    def _check_scalar(self, event: yaml.ScalarEvent, trail: Trail) -> None:
         """Note a curly quote at the beginning of unquoted text, and any blank in it that isn't a plain space."""
         mark, text = event.start_mark, str(event.value)
         if not self._lines or not event.implicit[0] or mark is None:
@@ -353,7 +353,7 @@ class _Reader:
     def _items(self, place: Place, trail: Trail) -> tuple[Items, int]:
         nodes, size = list[Node](), 1
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            node, size = self._part(event, (*trail, len(nodes)), size)
+            node, size = self._counted_node(event, (*trail, len(nodes)), size)
             nodes.append(node)
         return Items(tuple(nodes), place), size
 
@@ -363,14 +363,14 @@ class _Reader:
             at = self._place(event, trail)
             if not isinstance(event, yaml.ScalarEvent):
                 raise _StopError(at, trail, "a key must be text")
-            self._look_at(event, trail)
+            self._check_scalar(event, trail)
             key = str(event.value)
             if key in entries:
                 first = entries[key].place.line
                 self.problems.append(Problem(at, trail, f'duplicate key "{key}"; it is already there in line {first}'))
             elif not key:
                 self.problems.append(Problem(at, trail, "an empty key"))
-            node, size = self._part(next(self._events), (*trail, key), size)
+            node, size = self._counted_node(next(self._events), (*trail, key), size)
             if key == "<<":
                 inherited.append(node)
             else:
@@ -379,7 +379,7 @@ class _Reader:
             entries = self._inherit(entries, node, trail)
         return Table(entries, place), size
 
-    def _part(self, event: yaml.Event, trail: Trail, size: int) -> tuple[Node, int]:
+    def _counted_node(self, event: yaml.Event, trail: Trail, size: int) -> tuple[Node, int]:
         node, more = self._node(event, trail)
         if size + more > MAX_NODES:
             raise _StopError(node.place, trail, f"more than {MAX_NODES} values, aliases expanded")

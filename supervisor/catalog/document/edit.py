@@ -38,7 +38,7 @@ def with_model(text: str, name: str, entry: Mapping[str, JsonValue]) -> str:
 def with_entries(text: str, entries: Mapping[str, Mapping[str, JsonValue]], section: str = MODELS) -> str:
     """The text with these entries behind the others of the section. Raises EditError."""
     try:
-        edited, before = _added(text, entries, section), _value(text)
+        edited, before = _text_with_entries(text, entries, section), _value(text)
         there, new = _entries(before, section), {name: dict(entry) for name, entry in entries.items()}
         _check(there.keys().isdisjoint(new) and _value(edited) == before | {section: there | new})
     except (yaml.YAMLError, ValueError) as error:
@@ -52,7 +52,7 @@ def with_entries(text: str, entries: Mapping[str, Mapping[str, JsonValue]], sect
 def without_entry(text: str, name: str, section: str = MODELS) -> str:
     """The text without this entry, and without the comments inside of it. Raises EditError."""
     try:
-        edited, before = _taken(text, name, section), _value(text)
+        edited, before = _text_without_entry(text, name, section), _value(text)
         left = {key: entry for key, entry in _entries(before, section).items() if key != name}
         _check(_value(edited) == before | {section: left})
     except (yaml.YAMLError, ValueError) as error:
@@ -113,7 +113,7 @@ def _lines(entries: Mapping[str, Mapping[str, JsonValue]], indent: int) -> str:
     return "".join(f"{' ' * (indent - 2)}{line}\n" if indent >= 2 else f"{line[2 - indent :]}\n" for line in lines)
 
 
-def _added(text: str, entries: Mapping[str, Mapping[str, JsonValue]], name: str) -> str:
+def _text_with_entries(text: str, entries: Mapping[str, Mapping[str, JsonValue]], name: str) -> str:
     root = _composed(text)
     newline = "\r\n" if "\r\n" in text else "\n"
     text += "" if not text or text.endswith("\n") else newline
@@ -130,11 +130,11 @@ def _added(text: str, entries: Mapping[str, Mapping[str, JsonValue]], name: str)
         at, line = there.start_mark.line, lines[there.start_mark.line]
         kept = line[there.end_mark.column :]
         lines[at] = line[: there.start_mark.column].rstrip() + ("" if kept.isspace() else " ") + kept.lstrip(" ")
-    end = _end(lines, key.start_mark.line + 1, _next(root, key, len(lines)), indent)
+    end = _end_of_block(lines, key.start_mark.line + 1, _next_key_line(root, key, len(lines)), indent)
     return "".join((*lines[:end], _lines(entries, indent).replace("\n", newline), *lines[end:]))
 
 
-def _taken(text: str, name: str, section: str) -> str:
+def _text_without_entry(text: str, name: str, section: str) -> str:
     root = _composed(text)
     found = _pair(root, section)
     own = _pair(found[1], name) if found is not None else None
@@ -175,8 +175,10 @@ def _with_key(text: str, name: str, key: str, value: JsonValue) -> str:
         return "".join((*lines[:end], line, *lines[end:]))
     if value is not None and own[1].start_mark.line == own[1].end_mark.line == own[0].start_mark.line:
         return _spliced(text, own[1], flow(value))  # a comment beside it stays
-    last = _next(section[1], entry[0], _next(root, section[0], len(lines)))
-    end = _end(lines, own[0].start_mark.line + 1, _next(mapping, own[0], last), own[0].start_mark.column + 1)
+    last = _next_key_line(section[1], entry[0], _next_key_line(root, section[0], len(lines)))
+    end = _end_of_block(
+        lines, own[0].start_mark.line + 1, _next_key_line(mapping, own[0], last), own[0].start_mark.column + 1
+    )
     return "".join((*lines[: own[0].start_mark.line], line, *lines[end:]))
 
 
@@ -189,7 +191,9 @@ def _block(
 ) -> tuple[int, int]:
     """The lines of an entry: the first, and the one behind its last."""
     first, column = own.start_mark.line, own.start_mark.column
-    return first, _end(lines, first + 1, _next(entries, own, _next(root, section, len(lines))), column + 1)
+    return first, _end_of_block(
+        lines, first + 1, _next_key_line(entries, own, _next_key_line(root, section, len(lines))), column + 1
+    )
 
 
 def _composed(text: str) -> yaml.Node | None:
@@ -204,14 +208,14 @@ def _pair(mapping: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | 
     return next((pair for pair in pairs if pair[0].value == key), None)
 
 
-def _next(mapping: yaml.Node | None, key: yaml.Node, end: int) -> int:
+def _next_key_line(mapping: yaml.Node | None, key: yaml.Node, end: int) -> int:
     """The line in which the next key of the mapping stands, else `end`."""
     assert isinstance(mapping, yaml.MappingNode)
     later = (other.start_mark.line for other, _ in mapping.value if other.start_mark.line > key.start_mark.line)
     return min(later, default=end)
 
 
-def _end(lines: list[str], first: int, end: int, indent: int) -> int:
+def _end_of_block(lines: list[str], first: int, end: int, indent: int) -> int:
     """The line after the part that begins in `first`. Empty lines at its end, and comments further left, don't belong to it."""
     while end > first:
         line = lines[end - 1]

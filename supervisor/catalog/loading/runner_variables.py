@@ -122,7 +122,7 @@ def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, li
     """The values of these variables, as a tree whose places are the variables. An empty one is unset, except for CUDA's."""
     root = Table({}, Place(Source(Layer.ENVIRONMENT, "the environment", cwd)))
     problems: list[Problem] = []
-    for name, trail, read in _known(environment):
+    for name, trail, read in _variables_given(environment):
         place = Place(Source(Layer.ENVIRONMENT, name, cwd))
         text = environment[name].strip()
         if not text and trail != ("devices",):
@@ -140,7 +140,7 @@ def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, li
     return root, problems
 
 
-def _known(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
+def _variables_given(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
     """The variables that are set, and where their values belong; of two for one place the later counts."""
     for name, (trail, read) in VARIABLES.items():
         if name in environment:
@@ -183,16 +183,16 @@ def with_defaults(model: Table, defaults: Table) -> Table:
     return replace(model, entries={**fitting, **model.entries})
 
 
-def beneath(root: Table, variables: Table) -> Table:
+def with_variables(root: Table, variables: Table) -> Table:
     """`root` with the values of variables for keys that it does not have. A section without keys counts as missing."""
     entries = {key: node for key, node in root.entries.items() if node != Leaf(None, node.place)}
-    filled = _filled(replace(root, entries=entries), variables)
+    filled = _fill_missing(replace(root, entries=entries), variables)
     assert isinstance(filled, Table)
     return replace(root, entries={**root.entries, **filled.entries})
 
 
-def _filled(node: Node, under: Node) -> Node:
+def _fill_missing(node: Node, under: Node) -> Node:
     if not (isinstance(node, Table) and isinstance(under, Table)):
         return node
-    both = {key: _filled(node.entries[key], value) for key, value in under.entries.items() if key in node.entries}
+    both = {key: _fill_missing(node.entries[key], value) for key, value in under.entries.items() if key in node.entries}
     return replace(node, entries={**under.entries, **node.entries, **both})

@@ -148,11 +148,13 @@ def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = Tr
         if index is not None:
             yield from (Path(where, index), *weights)
         below[:] = (
-            [] if index is not None or not deep or len(seen) > MOST_FOLDERS else sorted(_current(Path(where), below))
+            []
+            if index is not None or not deep or len(seen) > MOST_FOLDERS
+            else sorted(_folders_in_use(Path(where), below))
         )
 
 
-def _current(folder: Path, below: Sequence[str]) -> Sequence[str]:
+def _folders_in_use(folder: Path, below: Sequence[str]) -> Sequence[str]:
     """The folders to look into: in the hub's cache the version in use, in any other folder all of them."""
     if folder.name != "snapshots":
         return below
@@ -280,13 +282,13 @@ def _projector(model: Path, models: Collection[Path], projectors: Sequence[Path]
     beside = [one for one in projectors if one.parent == model.parent]
     if len(beside) <= 1:
         alone = sum(other.parent == model.parent for other in models) == 1
-        named = [one for one in beside if _common(one, model) >= 4]
+        named = [one for one in beside if _common_prefix_length(one, model) >= 4]
         return beside[0] if beside and (alone or named) else None
-    best = max(beside, key=lambda one: _common(one, model))
-    return best if _common(best, model) >= 4 else None
+    best = max(beside, key=lambda one: _common_prefix_length(one, model))
+    return best if _common_prefix_length(best, model) >= 4 else None
 
 
-def _common(projector: Path, model: Path) -> int:
+def _common_prefix_length(projector: Path, model: Path) -> int:
     """How many letters of the model's name the projector's has, behind what all projectors are called."""
     stem = re.sub(r"^mmproj[-_.]?|[-_.]mmproj", "", projector.stem, flags=re.IGNORECASE).lower()
     return next(

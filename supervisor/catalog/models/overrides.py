@@ -68,7 +68,7 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
     problems += [
         f"overrides.{key}: {beyond}"
         for key, value in values.items()
-        if key in allowed and key not in reported and (beyond := _beyond(allowed[key], value)) is not None
+        if key in allowed and key not in reported and (beyond := _range_violation(allowed[key], value)) is not None
     ]
     if config is not None:
         problems += [f"overrides: {found}" for found in model.adapter.check(config, runtimes_dir=runtimes_dir)]
@@ -77,7 +77,7 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
     raise InvalidRequestError("; ".join(problems), code="invalid_override", param="overrides", detail=tuple(problems))
 
 
-def _beyond(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
+def _range_violation(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
     """How a value exceeds the range allowed for a load, which may be narrower than in the file; None: it doesn't."""
     choices = constraint.get("enum")
     if isinstance(choices, list) and value is not None and value not in choices:

@@ -18,8 +18,8 @@ def pulled(catalog: Catalog, wanted: CatalogModel) -> tuple[Path, list[str]]:
     if source is None:
         return Path(), []
     folder = sources.folder(source, wanted.config, catalog.server.models_dir)
-    shared = set(_used(catalog, wanted, folder))
-    return folder, [name for name in _of(source.files, recorded(folder)) if name not in shared]
+    shared = set(_files_of_others(catalog, wanted, folder))
+    return folder, [name for name in _matching_names(source.files, recorded(folder)) if name not in shared]
 
 
 def delete(folder: Path, names: list[str], models_dir: Path) -> None:
@@ -33,16 +33,16 @@ def delete(folder: Path, names: list[str], models_dir: Path) -> None:
             place.rmdir()
 
 
-def _used(catalog: Catalog, removed: CatalogModel, folder: Path) -> Iterator[str]:
+def _files_of_others(catalog: Catalog, removed: CatalogModel, folder: Path) -> Iterator[str]:
     """The files in this folder that other models have."""
     for other in catalog.models.values():
         source = other.config.source
         if other is removed or source is None:
             continue
         if sources.folder(source, other.config, catalog.server.models_dir) == folder:
-            yield from _of(source.files, recorded(folder))
+            yield from _matching_names(source.files, recorded(folder))
 
 
-def _of(patterns: list[str], names: list[str]) -> list[str]:
+def _matching_names(patterns: list[str], names: list[str]) -> list[str]:
     """The names that match the patterns; without patterns, all."""
     return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]

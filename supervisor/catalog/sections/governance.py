@@ -43,7 +43,7 @@ class GovernanceConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _enough(self) -> Self:
+    def _check_signers(self) -> Self:
         names = self.all_signers
         if self.signer_keys and self.signers and set(self.signers) != set(self.signer_keys):
             raise ValueError('"signers" and "signer_keys" name different signers')

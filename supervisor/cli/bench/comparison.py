@@ -130,7 +130,7 @@ class Comparison:
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 parts += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
-            parts += self._more(result)
+            parts += self._extra_figures(result)
         ratio = self.ratio()
         if ratio is not None:
             verdict = ""
@@ -139,7 +139,7 @@ class Comparison:
             parts.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
         return parts
 
-    def _more(self, result: Result) -> list[output.Table | str]:
+    def _extra_figures(self, result: Result) -> list[output.Table | str]:
         """The figures that have no column: the first answer beside the others, the real-time factor."""
         rate, device = result.rate, result.device.id
         if rate is None or result.cold is None:
@@ -179,7 +179,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
     workload, path = workloads.choose(route, options.prompt, options.tokens, ocr=options.ocr)
     become_subreaper()
     try:
-        results = asyncio.run(_all(options, catalog, route, workload, path, echo))
+        results = asyncio.run(_measure_devices(options, catalog, route, workload, path, echo))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     return Comparison(route, workload, results)
@@ -201,7 +201,7 @@ def _route(catalog: Catalog, name: str) -> Route:
     return route
 
 
-async def _all(
+async def _measure_devices(
     options: Options, catalog: Catalog, route: Route, workload: Workload, path: str, echo: Echo
 ) -> list[Result]:
     this = asyncio.current_task()

@@ -75,7 +75,7 @@ def run(
             )
         model, place = only, model_entries.target(place.path)
     is_served = place.catalog.route(model) is None and _is_served(place, model, url, key)
-    known = model if is_served else _known(place, model)
+    known = model if is_served else _configured_name(place, model)
     text = question(prompt, as_json=as_json)
     if known is None:
         place.check_writable()
@@ -139,7 +139,7 @@ def add(
             place.check_writable()
             names = model_entries.add_files(place, Path(model), name, _echo)
             place = model_entries.target(place.path)
-    known = names[0] if names else _known(place, model)
+    known = names[0] if names else _configured_name(place, model)
     is_new = known is None or bool(new)
     if known is None:
         if not dry_run:
@@ -212,7 +212,7 @@ def remove(
         print_json({"name": model, "config": str(place.path), "deleted": paths, "reloaded": reloaded})
 
 
-def _known(place: Target, model: str) -> str | None:
+def _configured_name(place: Target, model: str) -> str | None:
     """The configured name that is meant; None: it is a name on the hub. Raises NotFoundError for a name that is neither."""
     from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 

@@ -18,7 +18,7 @@ def service() -> None:
     """Run llmux as a systemd user service."""
 
 
-def _printed(as_json: bool, do: Callable[[Callable[[str], None]], None]) -> None:
+def _print_steps(as_json: bool, do: Callable[[Callable[[str], None]], None]) -> None:
     steps: list[str] = []
     do(steps.append if as_json else click.echo)
     if as_json:
@@ -38,7 +38,7 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
     listen = _address(address) if address is not None else None
-    _printed(
+    _print_steps(
         as_json,
         lambda echo: systemd.install(echo, config=config, linger=linger, start=not no_start, address=listen),
     )
@@ -82,7 +82,7 @@ def service_uninstall(as_json: bool) -> None:
     """Stop and disable it, and remove the units."""
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
-    _printed(as_json, systemd.uninstall)
+    _print_steps(as_json, systemd.uninstall)
 
 
 @service.command("status")

@@ -92,7 +92,7 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE.replace("@tool@", str(tiny.tool_call["name"])),
     }
-    follows = _follows(tokens, chains)
+    follows = _predecessors(tokens, chains)
     tensors = _tensors(tiny, layers, inner, _embedding(tiny, len(tokens)), follows, tokens.index(chains[1][1]))
     gguf.write(path, keys, tensors)
 
@@ -137,7 +137,7 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
     return [*tokens, *control, *MARKS], types, merges, chains
 
 
-def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
+def _predecessors(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
     """For each scripted token, the tokens that it comes after."""
     index = {token: i for i, token in enumerate(tokens)}
     after: dict[int, list[int]] = {}

@@ -53,7 +53,7 @@ def candidates(
     if wanted.build is not None and BUILD.fullmatch(wanted.build) is None:
         raise InvalidRequestError(f"{wanted.build!r} is no build of llama.cpp; one is called b11146, for example.")
     if wanted.files:
-        yield _carried(recipe, known, wanted, machine)
+        yield _local_package(recipe, known, wanted, machine)
         return
     build = wanted.build or current or known.pinned
     kinds: Sequence[str] = (wanted.kind,) if wanted.kind is not None else ()
@@ -79,7 +79,7 @@ def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machin
             (runtimes_dir / DOWNLOADS / name).unlink(missing_ok=True)
 
 
-def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
+def _local_package(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
     """The package of archives on this machine, which have the names that the release gives them."""
     assert recipe.archives is not None
     program = next((path for path in wanted.files if path.name.startswith("llama-")), wanted.files[0])

@@ -84,7 +84,7 @@ def prove(environment: Path, echo: Echo) -> Proven:
     found: dict[str, str] = {}
     variables: dict[str, str] = {}
     problems = []
-    for name, gpu in _tries(names, made, every_gpu().devices):
+    for name, gpu in _device_candidates(names, made, every_gpu().devices):
         title = f"{name} ({names.get(name, gpu.name)})"
         echo(f"asking {title} for one answer")
         try:
@@ -105,7 +105,7 @@ def prove(environment: Path, echo: Echo) -> Proven:
     return Proven(found, variables)
 
 
-def _tries(
+def _device_candidates(
     names: Mapping[str, str], made: installed.Program, gpus: Sequence[DeviceInfo]
 ) -> Iterator[tuple[str, DeviceInfo]]:
     """Each device of the program with the GPU that it may be: of CUDA and ROCm it sees the worker's own, as number 0."""

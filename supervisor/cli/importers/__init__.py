@@ -149,11 +149,11 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from error
     draft.settle()
-    _rest(draft, folder)
+    _switch_off_unusable(draft, folder)
     return draft
 
 
-def _rest(draft: Draft, folder: Path) -> None:
+def _switch_off_unusable(draft: Draft, folder: Path) -> None:
     """Switch off those models at rest that can't be used as they are: on this machine they weren't, either."""
     for name in list(draft.at_rest):
         if name in draft.models and (why := _unusable(name, draft.models[name], folder)) is not None:

@@ -161,7 +161,7 @@ def _think(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None
         draft.merge(name, name, "defaults", switch.enabled if wanted else switch.disabled)
 
 
-def _rest(values: Values, prefix: str) -> dict[str, JsonValue]:
+def _backend_fields(values: Values, prefix: str) -> dict[str, JsonValue]:
     """The fields of a backend, without its prefix; nulls say nothing."""
     return {
         key.removeprefix(prefix): item for key, item in values.items() if key.startswith(prefix) and item is not None
@@ -175,7 +175,7 @@ def _words(draft: Draft, name: str, at: str, value: JsonValue) -> list[str]:
     return [text_of(word) for word in list_of(value)]
 
 
-def _others(draft: Draft, name: str, where: str, values: Values, *prefixes: str) -> None:
+def _report_unknown_fields(draft: Draft, name: str, where: str, values: Values, *prefixes: str) -> None:
     for key in values:
         if key not in _COMMON and not key.startswith(prefixes):
             draft.lose(f"{where}.{key}", "not a field of this backend", model=name)
@@ -185,7 +185,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     if isinstance(path := values.get("model_path"), str):
         model |= {"path": path} if path.lower().endswith(".gguf") else {"runtime": "llama_server", "path": path}
-    for field, value in _rest(values, "llama_server_").items():
+    for field, value in _backend_fields(values, "llama_server_").items():
         key = _RENAMED.get(field, field)
         at = f"{where}.llama_server_{field}"
         if key == "extra_args":
@@ -201,13 +201,13 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
             model[key] = value
         else:
             draft.lose(at, _FOR_ALL.get(key, "llama_server has no such key; try extra_args"), model=name)
-    _others(draft, name, where, values, "llama_server_")
+    _report_unknown_fields(draft, name, where, values, "llama_server_")
 
 
 def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     model |= {"runtime": "llama_cpp", "path": values.get("model_path")}
-    for field, value in _rest(values, "gguf_").items():
+    for field, value in _backend_fields(values, "gguf_").items():
         if field in {"type_k", "type_v"}:
             named = next((kind for kind, number in CACHE_TYPES.items() if number == value), value)
             model[field] = named.lower() if isinstance(named, str) else named
@@ -220,13 +220,13 @@ def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
         "several requests at once: call type_k cache_type_k there, and type_v cache_type_v"
     )
     draft.look(f"{where}.backend", why, model=name)
-    _others(draft, name, where, values, "gguf_")
+    _report_unknown_fields(draft, name, where, values, "gguf_")
 
 
 def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     model |= {"runtime": "exllamav3", "path": values.get("model_path")}
-    for field, value in _rest(values, "exllama_").items():
+    for field, value in _backend_fields(values, "exllama_").items():
         at = f"{where}.exllama_{field}"
         if field == "cache_quant":
             bits: list[JsonValue] = [int(bit) for bit in _BITS.findall(text_of(value))]
@@ -246,7 +246,7 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
         draft.lose(
             f"{where}.exllama_tensor_parallel", "say on how many GPUs: gpus: 2, and tensor_parallel: true", model=name
         )
-    _others(draft, name, where, values, "exllama_")
+    _report_unknown_fields(draft, name, where, values, "exllama_")
 
 
 def _gib(value: JsonValue) -> list[JsonValue]:
@@ -268,7 +268,7 @@ def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
         model["devices"] = [HOST.device_id()]
     elif (number := whole_number(index)) is not None:
         model["devices"] = [CUDA.device_id(number)]  # otherwise llmux chooses one
-    _others(draft, name, where, values, "device", "compute_type")
+    _report_unknown_fields(draft, name, where, values, "device", "compute_type")
 
 
 def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -284,7 +284,7 @@ def _vllm_serve(draft: Draft, name: str, where: str, values: Values) -> None:
 
 def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[VllmConfig]) -> None:
     model = draft.models[name]
-    fields, serve = _rest(values, "vllm_"), _rest(values, "vllm_serve_")
+    fields, serve = _backend_fields(values, "vllm_"), _backend_fields(values, "vllm_serve_")
     what = text_of(fields.pop("model", None) or values.get("model_path"))
     runtime = "vllm_serve" if keys is VllmServeConfig else "vllm"
     model["runtime"] = runtime
@@ -323,13 +323,13 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
     ):
         if key not in model:
             draft.look(f"{where}.vllm_{key}", f"{usual}, where it isn't set", model=name)
-    _others(draft, name, where, values, "vllm_")
+    _report_unknown_fields(draft, name, where, values, "vllm_")
 
 
 def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     model["runtime"] = "openai_remote"
-    for field, value in _rest(values, "remote_").items():
+    for field, value in _backend_fields(values, "remote_").items():
         at = f"{where}.remote_{field}"
         if field in _RENAMED_REMOTE:
             model[_RENAMED_REMOTE[field]] = value
@@ -351,7 +351,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
     draft.look(
         f"{where}.backend", "requests must say allow_remote, as before; allow_remote: true lets all of them", model=name
     )
-    _others(draft, name, where, values, "remote_")
+    _report_unknown_fields(draft, name, where, values, "remote_")
 
 
 _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {

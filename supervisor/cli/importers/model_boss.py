@@ -96,9 +96,9 @@ def _model(draft: Draft, foreign_name: str, values: Values) -> None:
         draft.lose(where, f"llmux doesn't know what {what} runs: give it a `runtime` by hand")
         return
     model = draft.models[name] = {"runtime": runtime}
-    if (path := _first(left, _PATHS)) is not None:
+    if (path := _take_first(left, _PATHS)) is not None:
         model["path"] = path
-    elif (repo := _first(left, _REPOS)) is not None:
+    elif (repo := _take_first(left, _REPOS)) is not None:
         model["source"] = {"repo": repo}
     for key in [key for key in left if key in _SAME]:
         model[_SAME[key]] = left.pop(key)
@@ -113,7 +113,7 @@ def _model(draft: Draft, foreign_name: str, values: Values) -> None:
     draft.lose_unknown(f"{where}.", left, (), _LOST, model=name)
 
 
-def _first(values: Values, keys: tuple[str, ...]) -> JsonValue:
+def _take_first(values: Values, keys: tuple[str, ...]) -> JsonValue:
     """The value of the first key that is there, which is taken out."""
     return next((values.pop(key) for key in keys if values.get(key)), None)
 

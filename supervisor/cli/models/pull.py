@@ -126,7 +126,7 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
             continue
         folder = sources.folder(source, model.config, catalog.server.models_dir)
         download = found.setdefault((source.repo, source.revision, folder), Download(source, folder, []))
-        download.source = _both(download.source, source)
+        download.source = _merged_source(download.source, source)
         download.models.append(model)
     for download in found.values():
         with download.keeping_problem():
@@ -334,7 +334,7 @@ def _fetchable(model: CatalogModel) -> bool:
     return model.config.source is not None or bool(_kernels(model, None))
 
 
-def _both(one: Source, other: Source) -> Source:
+def _merged_source(one: Source, other: Source) -> Source:
     """All files that either names; naming none means all."""
     files = list(dict.fromkeys([*one.files, *other.files])) if one.files and other.files else []
     return one.model_copy(update={"files": files})

@@ -119,8 +119,8 @@ class _Usage:
     def settle(self, now: float) -> None:
         """Let its buckets fill until `now`."""
         passed_s, self.at = max(0.0, now - self.at), now
-        self.requests = _taken(self.requests, self.limits.requests, passed_s)
-        self.tokens = _taken(self.tokens, self.limits.tokens, passed_s)
+        self.requests = _use_after(self.requests, self.limits.requests, passed_s)
+        self.tokens = _use_after(self.tokens, self.limits.tokens, passed_s)
 
     @property
     def full_at(self) -> float:
@@ -129,7 +129,7 @@ class _Usage:
         return self.at + max((used / rate.per_s for used, rate in taken if rate is not None), default=0.0)
 
 
-def _taken(used: float, rate: Rate | None, passed_s: float) -> float:
+def _use_after(used: float, rate: Rate | None, passed_s: float) -> float:
     return 0.0 if rate is None else max(0.0, used - passed_s * rate.per_s)
 
 
@@ -163,10 +163,10 @@ class Accounts:
         usage = self._usages.get(name) or _Usage(limits, now)
         passed_s = max(0.0, now - usage.at)
         if limits.requests is not None:
-            used = _taken(usage.requests, limits.requests, passed_s)
+            used = _use_after(usage.requests, limits.requests, passed_s)
             yield _standing(name, Counted.REQUESTS, limits.requests, used)
         if limits.tokens is not None:
-            used = _taken(usage.tokens, limits.tokens, passed_s)
+            used = _use_after(usage.tokens, limits.tokens, passed_s)
             yield _standing(name, Counted.TOKENS, limits.tokens, used)
         if limits.concurrency is not None:
             remaining = max(0, limits.concurrency - usage.open)

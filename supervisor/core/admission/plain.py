@@ -16,7 +16,7 @@ LEAST_KEEP_ALIVE_S = 0.001
 """With a shorter one a timer may be due at once."""
 
 
-def taken(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
+def handle_if_plain(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
     """Handle the event if it is a plain one. Returns its effects; None: it isn't plain, and nothing was changed."""
     if type(event) is RequestArrived:
         return _arrived(state, event, now)

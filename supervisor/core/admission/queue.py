@@ -272,21 +272,21 @@ class AdmissionQueue:
         in_lines = {ticket for line in self._queues.values() for ticket in line.tickets()}
         assert in_lines == set(self._arrivals)
         for line in self._queues.values():
-            groups = Counter(map(_group, self._of(line)))
+            groups = Counter(map(_group, self._waiting_in(line)))
             assert groups == line.counts
             assert groups.keys() == line.groups.keys()
             assert all(len(heap) <= 2 * groups[group] + 8 for group, heap in line.groups.items())
             for head in line.heads():
-                mine = [waiting for waiting in self._of(line) if _group(waiting) == _group(head)]
+                mine = [waiting for waiting in self._waiting_in(line) if _group(waiting) == _group(head)]
                 assert head == min(mine, key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
             assert line.head is None or line.head in line.tickets()
-            assert len(line) == len(self._of(line))
+            assert len(line) == len(self._waiting_in(line))
         arrivals = [waiting.seq for waiting in self._arrivals.values()]
         assert arrivals == sorted(arrivals)
         assert len(self._budgets) <= 2 * len(self._arrivals) + 8
         assert self._next_budget() == min((waiting.until for waiting in self._arrivals.values()), default=math.inf)
 
-    def _of(self, line: _ModelQueue) -> list[Waiting]:
+    def _waiting_in(self, line: _ModelQueue) -> list[Waiting]:
         return [self._arrivals[ticket] for ticket in line.tickets()]
 
 
@@ -305,15 +305,15 @@ class RecentWaits:
 
     def mean_s(self, now: float, model: ModelId | None = None) -> float | None:
         """The mean wait of one model's requests, or of all; None: none was dispatched lately."""
-        waits = self._lately(now, model)
+        waits = self._recent_waits(now, model)
         return sum(waits) / len(waits) if waits else None
 
     def p95_s(self, now: float, model: ModelId | None = None) -> float | None:
         """The 95th percentile of the waits of one model's requests, or of all; None: none was dispatched lately."""
-        waits = sorted(self._lately(now, model))
+        waits = sorted(self._recent_waits(now, model))
         return waits[math.ceil(0.95 * len(waits)) - 1] if waits else None
 
-    def _lately(self, now: float, model: ModelId | None) -> list[float]:
+    def _recent_waits(self, now: float, model: ModelId | None) -> list[float]:
         since = now - LATELY_S
         return [waited for at, name, waited in self._waits if at >= since and model in {None, name}]
 

@@ -21,7 +21,7 @@ from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import MODEL_PLACEHOLDER, RejectCode, StopCause, TicketId, WorkerState
-from supervisor.core.workers.replicas import chosen, with_placeholder
+from supervisor.core.workers.replicas import chosen_replica, with_placeholder
 from supervisor.core.workers.reports import REMOTE_RETRY_S
 from supervisor.core.workers.termination import drained, refusal, stop_now
 
@@ -55,7 +55,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     # 2.
     worker: ModelState | None = model
     if model.id in state.groups:
-        worker = chosen(state, model, event.demand)
+        worker = chosen_replica(state, model, event.demand)
     elif not can_answer or state.admission.is_full(model, event.demand):
         worker = None
     if worker is not None and state.queue.count(model.id) == 0:
@@ -118,7 +118,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     if model_id is None:  # it was still queued, or its worker is gone already
         waiting = state.queue.remove(event.ticket)
         if waiting is not None:
-            _left(state, step, state.models[waiting.model])
+            _waiter_left(state, step, state.models[waiting.model])
         return
     model = state.models[model_id]
     state.admission.shares.ended(event.ticket, step.now)
@@ -154,11 +154,11 @@ def expire(state: SchedulerState, step: Step) -> None:
             last = with_placeholder(state, model, wait_reason(state, model).what)
             message = f"Waited {waited:.0f} s for {MODEL_PLACEHOLDER}, at last for {last}. To see why: llmux why {MODEL_PLACEHOLDER}"
             step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
-        _left(state, step, model)
+        _waiter_left(state, step, model)
     step.about = None
 
 
-def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
+def _waiter_left(state: SchedulerState, step: Step, model: ModelState) -> None:
     """One request fewer waits for the model. Cancel a load that nobody wants now, unless most of it is done."""
     if model.has_worker and state.queue.count(model.id) == 0:
         state.touch(model)

@@ -100,21 +100,23 @@ def _own_drain(model: ModelState) -> WaitReason:
 
 def _room(state: SchedulerState, model: ModelState) -> WaitReason:
     """Why a model without a worker isn't loaded: of several obstacles the one that takes longest."""
-    if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _before(state, model)):
+    if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _planned_before(state, model)):
         more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
         return WaitReason(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
     victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
-        return WaitReason(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
+        return WaitReason(WaitKind.DRAIN, f"{listed(busy)} to end {_possessive(busy)} requests", busy)
     idle = [victim for victim in victims if victim.state is WorkerState.READY]
     yields_at = {each.id: state.admission.yields_at(each, model, state.queue) for each in idle}
     keeping = [each for each in idle if yields_at[each.id] > state.admission.matures_at(each)]
     if protected := _ids(each for each in keeping if yields_at[each.id] <= state.admission.protected_until(each)):
-        return WaitReason(WaitKind.TURN, f"{listed(protected)}, held for {_its(protected)} next request", protected)
+        return WaitReason(
+            WaitKind.TURN, f"{listed(protected)}, held for {_possessive(protected)} next request", protected
+        )
     if used := _ids(keeping):
         return WaitReason(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
     if kept := _ids(idle):
-        return WaitReason(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
+        return WaitReason(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_possessive(kept)} turn", kept)
     loading = [each for each in victims if each.state is WorkerState.STARTING]
     if first := _ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):
         return WaitReason(WaitKind.TURN, f"{listed(first)} to load first", first)
@@ -132,7 +134,7 @@ def _room(state: SchedulerState, model: ModelState) -> WaitReason:
     return WaitReason(WaitKind.MEMORY, "memory to be free")
 
 
-def _before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:
+def _planned_before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:
     """The models that are planned before it."""
     return tuple(itertools.takewhile(lambda model_id: model_id != model.id, state.wanted))
 
@@ -141,7 +143,7 @@ def _loads_here(model: ModelState) -> bool:
     return model.state is WorkerState.STARTING and not model.spec.remote
 
 
-def _its(names: tuple[ModelId, ...]) -> str:
+def _possessive(names: tuple[ModelId, ...]) -> str:
     return "its" if len(names) == 1 else "their"
 
 
@@ -163,10 +165,10 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
     if model.state is WorkerState.READY:
         return Forecast(None, "")
     then = f"its {_UNTIMED}" if load_s is None else f"about {_whole(load_s)}"
-    return Forecast(None, f"{_bound(state, model, now)}then {then}")
+    return Forecast(None, f"{_longest_wait_text(state, model, now)}then {then}")
 
 
-def _bound(state: SchedulerState, model: ModelState, now: float) -> str:
+def _longest_wait_text(state: SchedulerState, model: ModelState, now: float) -> str:
     """How long at most until the load may begin, as the beginning of a sentence; empty where that isn't known."""
     if model.crashes.retry_at is not None:
         return f"in {_whole(model.crashes.retry_at - now)}, "

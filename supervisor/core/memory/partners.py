@@ -138,7 +138,7 @@ def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
         model.request_restore()
 
 
-def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+def end_if_overdue(state: SchedulerState, step: Step, model: ModelState) -> None:
     """End the lease if no heartbeat has come in time."""
     partner = model.partner
     if partner is None or partner.until is None:

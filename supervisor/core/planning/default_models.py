@@ -27,7 +27,7 @@ def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
         _wake(state, model, at)
 
 
-def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+def return_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Want a default model if it is to come back now. Its timer is set again in any case."""
     if model.returns_at is None or step.now < model.returns_at:
         return

@@ -124,7 +124,7 @@ def _announce(state: SchedulerState, step: Step, victim: ModelState, drain: Drai
     step.decide("drain", victim.id, f"{drain.reason}; {requests_counted(len(victim.in_flight))} in flight, {end}")
 
 
-def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+def end_due_drain(state: SchedulerState, step: Step, model: ModelState) -> None:
     """End the model's drain if that is due, also one that an operator ordered, or ask again what its clients have read."""
     drain = model.drain
     if drain is None:

@@ -38,7 +38,7 @@ from supervisor.core.planning.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.planning.shortlist import near, room
+from supervisor.core.planning.shortlist import room, shortlisted
 from supervisor.core.planning.snapshots import by_leases, device_summary, roomiest, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import (
@@ -190,14 +190,16 @@ class _Round:
         options, spread = model.options(self.state.ledger.devices()), roomiest(self.state, self.step.now, model)
         chosen = list(options.values())
         if len(chosen) > EXACT and not self.is_limited:
-            chosen = near(self.state, self.step.now, model, key, options, before, offered)
+            chosen = shortlisted(self.state, self.step.now, model, key, options, before, offered)
         alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
-        for apart in replicas.apart(self.state, model, replace(demand, options=tuple(options.values()), spread=spread)):
+        for apart in replicas.demands_to_plan_first(
+            self.state, model, replace(demand, options=tuple(options.values()), spread=spread)
+        ):
             some = {option.devices: option for option in apart.options}
             is_many = len(some) > EXACT and not self.is_limited
             worth = (
-                tuple(near(self.state, self.step.now, model, key, some, None, {DeviceId("")}))
+                tuple(shortlisted(self.state, self.step.now, model, key, some, None, {DeviceId("")}))
                 if is_many
                 else apart.options
             )
@@ -207,9 +209,10 @@ class _Round:
                 return
         answer, seen = self._ask(demand, key)
         if len(chosen) < len(options):
-            if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
+            if isinstance(answer, Wait) and before is not None and not _keeps_its_place(answer, seen, before):
                 demand = replace(
-                    demand, options=tuple(near(self.state, self.step.now, model, key, options, before, {DeviceId("")}))
+                    demand,
+                    options=tuple(shortlisted(self.state, self.step.now, model, key, options, before, {DeviceId("")})),
                 )
                 answer, seen = self._ask(demand, key)
             if isinstance(answer, Refuse):
@@ -280,7 +283,7 @@ class _Round:
             case Wait(devices, need_mib, waits_for):
                 ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
                 is_in_line = ahead >= PLACES and not self.is_limited
-                place = Place(devices, need_mib, waits_for, is_sure=_is_sure(answer, seen))
+                place = Place(devices, need_mib, waits_for, is_sure=_waits_only_for_stopping(answer, seen))
                 self.wanted.give(model.id, place if devices and not is_in_line else None)
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
@@ -305,15 +308,15 @@ class _Round:
             self.wanted.give(model.id, Place(devices))
 
 
-def _is_sure(answer: Wait, seen: Snapshot) -> bool:
+def _waits_only_for_stopping(answer: Wait, seen: Snapshot) -> bool:
     """Are all the models stopping anyway for which it waits?"""
     going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
     return going.issuperset(answer.waits_for)
 
 
-def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
+def _keeps_its_place(answer: Wait, seen: Snapshot, before: Place) -> bool:
     """Does it wait for the same models as before, or for more that stop anyway? If not, another place may be better."""
-    is_sure = _is_sure(answer, seen)
+    is_sure = _waits_only_for_stopping(answer, seen)
     if answer.waits_for == before.claims:
         return is_sure >= before.is_sure
     return is_sure and before.is_sure and bool(before.claims) and set(before.claims) <= set(answer.waits_for)

@@ -24,7 +24,7 @@ _WORST_COST: Cost = (5, _NONE, 0, 0.0)
 _NO_MODELS: AbstractSet[ModelId] = frozenset()
 
 
-def near(
+def shortlisted(
     state: SchedulerState,
     now: float,
     model: ModelState,

@@ -38,10 +38,10 @@ def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec
     """The specifications of these models, each followed by those of its further replicas."""
     for spec in specs:
         yield spec
-        yield from further(spec, limits)
+        yield from further_replicas(spec, limits)
 
 
-def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
+def further_replicas(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
     """The specifications of all replicas of the model but the first."""
     for number in range(2, spec.replica_max + 1):
         is_lasting = number <= spec.replicas
@@ -70,7 +70,7 @@ def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
     return found
 
 
-def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelState | None:
+def chosen_replica(state: SchedulerState, model: ModelState, demand: Demand) -> ModelState | None:
     """The replica that takes this request now; None: no replica has a free place."""
     open_ = [
         each
@@ -85,7 +85,7 @@ def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelSta
     return min(open_, key=lambda each: (len(each.in_flight), each.spec.extra, each.last_used), default=None)
 
 
-def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
+def demands_to_plan_first(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
     """The demands to plan before `demand`, each to be accepted only where the load can start at once.
 
     First without the devices that another replica of the model uses. And nothing is evicted for a further replica, which can only
@@ -114,7 +114,9 @@ def with_placeholder(state: SchedulerState, model: ModelState, reason: str) -> s
     return re.sub(rf"\b{re.escape(model.queue_key)}\b", MODEL_PLACEHOLDER, reason)
 
 
-def touched(state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None) -> Iterable[ModelId]:
+def models_to_balance(
+    state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None
+) -> Iterable[ModelId]:
     """The models whose replicas this event may concern: all of them, except for the usual events of requests.
 
     `running`: the worker that had the request which is finished, if any had it.
@@ -134,9 +136,9 @@ def touched(state: SchedulerState, event: Event, effects: list[Effect], running:
 
 
 def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
-    """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `touched`."""
+    """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `models_to_balance`."""
     changed = False
-    for key in touched(state, event, step.effects, running):
+    for key in models_to_balance(state, event, step.effects, running):
         model = state.models.get(key)
         if model is not None and not state.shutting_down:
             step.about = key

@@ -145,7 +145,7 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     if used_mib <= 0 or taken_at <= model.ready_at:
         return
     if not model.spec.spreads:
-        _keep(state, step, model, worker.device, used_mib)
+        _learn_footprint(state, step, model, worker.device, used_mib)
         return
     parts = {
         lease.device: lease.measured_mib or 0
@@ -154,10 +154,10 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     } | {worker.device: used_mib}
     if all(parts.get(device) for device in model.devices):
         for device in model.devices:
-            _keep(state, step, model, device, sum(parts.values()))
+            _learn_footprint(state, step, model, device, sum(parts.values()))
 
 
-def _keep(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, used_mib: int) -> None:
+def _learn_footprint(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, used_mib: int) -> None:
     known = model.spec.learned.get(device)
     if known is None or used_mib > known.mib * LEARN_STEP:
         for each in state.replicas(model):

@@ -141,7 +141,7 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
     else:
         if was_loaded:
             model.request_restore()
-        if _counted(state, step, model, crash) or ran_out:
+        if _count_crash(state, step, model, crash) or ran_out:
             _fail(state, step, model, crash)
         else:
             _back_off(state, step, model, crash)
@@ -176,7 +176,7 @@ def _raise(state: SchedulerState, step: Step, model: ModelState, device: DeviceI
     step.emit(Learn(model.id, device, model.spec.footprint_key, mib, raised=True))
 
 
-def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:
+def _count_crash(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:
     """Count the crash. True when the model has failed now."""
     if crash.kind is CrashClass.HOST:
         model.crashes = replace(model.crashes, refusals=model.crashes.refusals + 1)
@@ -228,7 +228,7 @@ def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], w
 
 def _fail_by_mistake(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     model.crashes = replace(model.crashes, last=crash, given_up=True)
-    _counted(state, step, model, crash)
+    _count_crash(state, step, model, crash)
     _fail(state, step, model, crash)
 
 

@@ -79,7 +79,7 @@ class Additions:
             del self._all[next(number for number in self._all if number not in self._tasks)]
         task = self._tasks[addition.id] = asyncio.create_task(self._run(addition, words), name=f"add {wanted.what}")
         task.add_done_callback(
-            partial(self._over, addition)
+            partial(self._finish_addition, addition)
         )  # not in the task: one that is cancelled at once never runs
         return addition
 
@@ -148,7 +148,7 @@ class Additions:
             addition.state, addition.error = "failed", "llmux could not start or follow it; its log says why"
             log.exception("addition.broke", what=addition.what, reason=str(error))
 
-    def _over(self, addition: Addition, task: asyncio.Task[None]) -> None:
+    def _finish_addition(self, addition: Addition, task: asyncio.Task[None]) -> None:
         del self._tasks[addition.id]
         if task.cancelled():
             addition.state = "cancelled"

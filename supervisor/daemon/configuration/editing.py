@@ -194,7 +194,7 @@ class Editor:
         """Replace the file's text. Blocks. Raises ChangedError, ReadOnlyError."""
         try:
             with files.alone_in(self._base.resolve().parent):
-                if self._now().text != before.text:
+                if self._read_current().text != before.text:
                     raise _changed(self._base)
                 self._versions.keep(before.text)
                 files.rewrite(self._base, text)
@@ -210,9 +210,9 @@ class Editor:
         return "safe" if wanted == "all" and not self._daemon.keyring else wanted
 
     async def _read(self) -> _File:
-        return await asyncio.to_thread(self._now)
+        return await asyncio.to_thread(self._read_current)
 
-    def _now(self) -> _File:
+    def _read_current(self) -> _File:
         """Read the current file. Blocks. Raises InvalidRequestError if it can't be read."""
         if self._reloader.configuration.foreign is not None:
             return _File("", "llmux is configured by variables, or by another program's files")
@@ -274,7 +274,7 @@ class Editor:
         if model is None:
             raise NotFoundError(f"There is no model {edit.model[:200]!r}.", code="model_not_found", param="model")
         if edit.remove:
-            return self._without(text, model)
+            return self._text_without_model(text, model)
         settable = {*model.load_constraints, *EDITABLE} - KEYS
         if unknown := [key for key in edit.keys if key not in settable]:
             raise InvalidRequestError(
@@ -285,7 +285,7 @@ class Editor:
         text = with_keys(text, model.id, edit.keys) if edit.keys else text
         return text if edit.names is None else self._with_names(text, model.id, edit.names)
 
-    def _without(self, text: str, model: CatalogModel) -> str:
+    def _text_without_model(self, text: str, model: CatalogModel) -> str:
         """The text without the model and its plain aliases. Raises InvalidRequestError, EditError."""
         document, catalog = _document(text), self._daemon.catalog
         if catalog.is_local(model):
@@ -350,11 +350,11 @@ class Editor:
 
     def _keep_soon(self) -> None:
         """Soon keep the text that is in force now as a version."""
-        task = asyncio.get_running_loop().create_task(self._keep())
+        task = asyncio.get_running_loop().create_task(self._keep_version())
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
 
-    async def _keep(self) -> None:
+    async def _keep_version(self) -> None:
         try:
             found = await self._read()
             if self._reloader.configuration.foreign is None:

@@ -56,7 +56,9 @@ async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
     """Read the files of these models, and update the models. Does nothing if the configuration changes meanwhile."""
     catalog = daemon.catalog
     devices = [device.spec for device in daemon.sampler.devices()]
-    found = await asyncio.to_thread(partial(_look, catalog, names, devices, daemon.learned())) if names else None
+    found = (
+        await asyncio.to_thread(partial(_updated_models, catalog, names, devices, daemon.learned())) if names else None
+    )
     if found is None or daemon.catalog is not catalog or daemon.engine.queue().is_stopping:
         return
     after, specs = found
@@ -71,7 +73,7 @@ def _suspects(daemon: Daemon) -> list[ModelId]:
     return [model.id for model in daemon.catalog.models.values() if model.troubles or model.id in crashed]
 
 
-def _look(
+def _updated_models(
     catalog: Catalog, names: Sequence[ModelId], devices: Sequence[DeviceSpec], learned: Learned
 ) -> tuple[Catalog, tuple[ModelSpec, ...]] | None:
     """The catalog and specifications with updated models; None: no change. Blocks on files."""

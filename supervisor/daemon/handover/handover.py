@@ -220,7 +220,7 @@ class Handover:
         pidfd = os.pidfd_open(channel.pid)
         engine.post(HandoverRequested())
         try:
-            await self._calm(pidfd)
+            await self._wait_until_calm(pidfd)
             await self._daemon.batches.close()
             await self._daemon.inference.close()  # its successor runs them
             self._daemon.jobs.stop()
@@ -229,8 +229,8 @@ class Handover:
             for store in stores:
                 await store.lend()
             async with _within(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):
-                await self._give(channel)
-            await self._calm(pidfd)
+                await self._send_state(channel)
+            await self._wait_until_calm(pidfd)
             processes = await self._commit(channel, pidfd)
         except BaseException as error:
             await _send_off(channel, str(error) or repr(error))
@@ -251,7 +251,7 @@ class Handover:
         with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
             await channel.send({"yours": True})
 
-    async def _give(self, channel: FdChannel) -> None:
+    async def _send_state(self, channel: FdChannel) -> None:
         """Send copies of everything. The successor answers whether it can go on with them."""
         engine, running = self._daemon.engine, self._holdings.launcher.running()
         adoptions = engine.adoptions()
@@ -264,9 +264,9 @@ class Handover:
         for adopted in adoptions:
             process, spec = running[adopted.model, adopted.generation]
             await channel.send(worker_message(adopted, process, spec), process.descriptors)
-        await _hear(channel, "prepared")
+        await _await_answer(channel, "prepared")
 
-    async def _calm(self, pidfd: int) -> None:
+    async def _wait_until_calm(self, pidfd: int) -> None:
         """Wait until no worker is starting or stopping, while the successor lives. Raises LlmuxError."""
         calm, exited = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
         try:
@@ -298,7 +298,7 @@ class Handover:
                 for adopted, process in zip(adoptions, processes, strict=True):
                     await channel.send(last_message(adopted, process.heard))
                 await channel.send({"commit": True})
-                await _hear(channel, "serving")
+                await _await_answer(channel, "serving")
         except BaseException:
             _kill(pidfd)  # it must not go on with what stays here
             for process in kept:
@@ -359,7 +359,7 @@ async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
         raise TakeoverError(late) from error
 
 
-async def _hear(channel: FdChannel, word: str) -> None:
+async def _await_answer(channel: FdChannel, word: str) -> None:
     """Wait for this answer of the successor. Raises TakeoverError with the reason if it refuses."""
     answer = (await channel.receive()).content
     if word not in answer:

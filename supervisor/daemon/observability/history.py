@@ -33,7 +33,7 @@ class History:
 
     def sample(self, now: float, values: Mapping[str, float | None]) -> None:
         """Write the values at `now`; only the first ones of an interval count."""
-        number = self._reach(now)
+        number = self._ensure_point(now)
         point = self._at(number)
         late = len(self._points) > 2 and not self._points[-2].keys() - COUNTED  # a reading just after its interval
         for name, value in values.items():
@@ -43,7 +43,7 @@ class History:
 
     def count(self, name: str, now: float, amount: float = 1) -> None:
         """Add to a count of this interval."""
-        self._add(self._reach(now), name, amount)
+        self._add(self._ensure_point(now), name, amount)
 
     def spread(self, name: str, amount: float, began: float, ended: float) -> None:
         """Add `amount` as a rate per second, spread evenly from `began` (at least an interval before `ended`) to `ended`.
@@ -52,7 +52,7 @@ class History:
         """
         began = min(began, ended - self.interval_s)
         rate = amount / (ended - began)
-        newest = self._reach(ended)
+        newest = self._ensure_point(ended)
         oldest = max(math.floor(began / self.interval_s), self._last - len(self._points) + 1)
         for number in range(oldest, newest + 1):
             start = number * self.interval_s
@@ -84,7 +84,7 @@ class History:
         first = self._last - len(self._points) + 1
         return first * self.interval_s, table
 
-    def _reach(self, now: float) -> int:
+    def _ensure_point(self, now: float) -> int:
         """Create the point for this time, and return its number."""
         number = math.floor(now / self.interval_s)
         if not self._points:

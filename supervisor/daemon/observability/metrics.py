@@ -117,9 +117,9 @@ class Metrics:
         self._process = ProcessCollector(registry=None)
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
-        daemon.on_configure.append(self._expect)
+        daemon.on_configure.append(self._begin_known_series)
 
-    def _expect(self) -> None:
+    def _begin_known_series(self) -> None:
         """Begin the series that can be foreseen at 0: a rate can't see a series' first value as an increase.
 
         Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
@@ -191,9 +191,9 @@ class Metrics:
                 label = self._daemon.clients.label(tenant) if tenant else ""
                 self.requests.add((name, label, str(status or _NONE), result), count)
             if served := [(each, each.attempt.ticket) for each in requests if each.attempt.ticket is not None]:
-                self._took(name, served)
+                self._count_served(name, served)
 
-    def _took(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
+    def _count_served(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
         """Count the times and tokens of requests by this name that workers had."""
         worked, waited, took, firsts = list[float](), list[float](), list[float](), list[float | None]()
         for each, ticket in served:

@@ -53,7 +53,7 @@ class RequestLog:
         """Restore the most recent requests, and keep finished ones from now on."""
         self._requests.kept = []
         with contextlib.suppress(NotSavedError):  # which `Store` has said
-            texts = await self._store.run(_last)
+            texts = await self._store.run(_stored_views)
             self._requests.restore(one for text in texts if (one := restored(text, self._epoch)) is not None)
 
     async def run(self) -> None:
@@ -98,5 +98,5 @@ class RequestLog:
         file.execute("DELETE FROM usage WHERE day < ?", (str(today() - timedelta(days=KEPT_DAYS)),))
 
 
-def _last(file: sqlite3.Connection) -> list[str]:
+def _stored_views(file: sqlite3.Connection) -> list[str]:
     return [text for (text,) in file.execute("SELECT view FROM requests ORDER BY number")]

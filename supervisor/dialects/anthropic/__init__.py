@@ -19,7 +19,7 @@ from supervisor.dialects.anthropic.decode import CountTokens, Messages
 from supervisor.dialects.anthropic.operations import GROUP, MESSAGES, MODELS, names_version
 from supervisor.dialects.anthropic.stops import StreamedStop, WholeStop
 from supervisor.dialects.openai import OpenAI
-from supervisor.gateway.dialect import after
+from supervisor.gateway.dialect import separated_event
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import StreamTranslation, Translation
 
@@ -70,7 +70,7 @@ class Anthropic(OpenAI):
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
-        return after(sent, encode.error_event(body))
+        return separated_event(sent, encode.error_event(body))
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """The routes of the list of models."""

@@ -35,7 +35,7 @@ from supervisor.dialects.responses.operations import GROUP
 from supervisor.dialects.responses.stored_conversation import conversation_of, event
 from supervisor.dialects.responses.stream_repair import NUMBER, ResponsesRepair
 from supervisor.gateway.body.body import Body, Bytes
-from supervisor.gateway.dialect import Dialect, after
+from supervisor.gateway.dialect import Dialect, separated_event
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
@@ -74,7 +74,7 @@ class Responses(OpenAI):
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """The daemon generates a response in the background as a job."""
         is_for_background = path in _PATHS and bytes(fields.get("background", b"")) == b"true"
-        return "inference" if is_for_background and not self._is_other(path, fields) else None
+        return "inference" if is_for_background and not self._is_llm_pool_request(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Generate a response in the background. Raises LlmuxError."""
@@ -84,7 +84,7 @@ class Responses(OpenAI):
         self, path: str, body: Body, conversations: ConversationStore
     ) -> tuple[Body, StoredConversation | None]:
         """See Dialect."""
-        if self._is_other(path, body.fields):
+        if self._is_llm_pool_request(path, body.fields):
             return body, None
         return await conversation_of(body, conversations, is_counted=path in _COUNTED)
 
@@ -101,7 +101,7 @@ class Responses(OpenAI):
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
         """See Dialect: llm-pool's requests, which come to the same path."""
-        return LLM_POOL if method == "POST" and self._is_other(path, fields) else None
+        return LLM_POOL if method == "POST" and self._is_llm_pool_request(path, fields) else None
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
@@ -109,19 +109,19 @@ class Responses(OpenAI):
         shown = {field: error.get(field) for field in ("code", "message", "param")}
         numbers = NUMBER.findall(sent)
         if sent and not numbers:  # llm-pool's
-            return after(sent, frames.event("error", shown))
+            return separated_event(sent, frames.event("error", shown))
         at = int(numbers[-1]) + 1 if numbers else 0
         begun = b""
         if not sent:  # OpenAI's own SDKs raise at any event before this one
             begun = event("response.created", at, response=ResponseTemplate.of({}).response("in_progress"))
             at += 1
-        return begun + after(sent, event("error", at, **shown))
+        return begun + separated_event(sent, event("error", at, **shown))
 
     def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
         return ResponsesRepair(model) if stream else None
 
-    def _is_other(self, path: str, fields: Fields) -> bool:
+    def _is_llm_pool_request(self, path: str, fields: Fields) -> bool:
         """Is this a request of llm-pool's?"""
         return path in _PATHS and (self._is_llm_pools or is_llm_pool(fields))
 

@@ -14,7 +14,14 @@ from starlette.responses import Response as HttpResponse
 from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.stored_response import NULL, begin_of, full, id_of, is_running, items_of
+from supervisor.dialects.responses.stored_response import (
+    NULL,
+    begin_of,
+    id_of,
+    is_running,
+    item_with_defaults,
+    items_of,
+)
 from supervisor.dialects.responses.types import (
     DeletedResponse,
     InputItems,
@@ -214,7 +221,7 @@ async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, h
         ids = ids[_place(ids, query.after, "after") + 1 :]
     if query.before is not None:
         ids = ids[: _place(ids, query.before, "before")]
-    page = [full(items[index], name, index) for _, index in ids[: query.limit]]
+    page = [item_with_defaults(items[index], name, index) for _, index in ids[: query.limit]]
     found = {
         "object": "list",
         "data": page if has_images else [*map(_without_images, page)],

@@ -78,26 +78,26 @@ async def continued(body: JsonBody, name: str, stored: StoredResponse) -> JsonBo
     items = await items_of(stored, body.condensed)
     for start in range(0, len(items), _BATCH):
         batch = enumerate(items[start : start + _BATCH], start)
-        before.append(_inner([full(item, name, index) for index, item in batch if item]))
+        before.append(_items_without_brackets([item_with_defaults(item, name, index) for index, item in batch if item]))
         await asyncio.sleep(0)
     output = _fields(await body.condensed.add(await stored.response.whole())).get("output", NULL)
-    before.append(_inner([item for item in await _items_of(output) if item]))
-    before.append(_own(body.raw("input") or b"null"))
+    before.append(_items_without_brackets([item for item in await _items_of(output) if item]))
+    before.append(_input_items(body.raw("input") or b"null"))
     return body.changed({"input": b"[%b]" % b",".join(filter(None, before))})
 
 
-def _own(given: bytes) -> bytes:
+def _input_items(given: bytes) -> bytes:
     """The items of `input` as they came."""
     if given == b"null":
         return b""
     if given[:1] == b'"':
-        return _inner([_message(msgspec.Raw(given))])
+        return _items_without_brackets([_message(msgspec.Raw(given))])
     if given[:1] != b"[":
         raise InvalidRequestError("input must be a text or a list of items.", param="input")
     return given[1:-1].strip()
 
 
-def _inner(items: Sequence[Fields]) -> bytes:
+def _items_without_brackets(items: Sequence[Fields]) -> bytes:
     """The items as JSON, without the brackets of a list."""
     return _encode(items)[1:-1]
 
@@ -141,7 +141,7 @@ def _kind(item: Fields) -> str:
     return str(_value(item.get("type")) or "message")
 
 
-def full(item: Fields, name: str, index: int) -> Fields:
+def item_with_defaults(item: Fields, name: str, index: int) -> Fields:
     """An item with the fields that its client may leave out."""
     kind = _kind(item)
     found: Fields = {"id": id_of(item, name, index), "type": _raw(kind)}

@@ -99,14 +99,14 @@ def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], reque
     found = _PLACE.search(message)
     place, message = ("", message) if found is None else (found[1], message[: found.start()])
     if (unknown := _UNKNOWN.fullmatch(message)) is not None:
-        return Mistake("unknown", place, _at(_schema(kind), place, request), unknown[1])
+        return Mistake("unknown", place, _schemas_at(_schema(kind), place, request), unknown[1])
     if (missing := _MISSING.fullmatch(message)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
     got = _GOT.fullmatch(message)
     return Mistake(
         "wrong" if missing is None else "missing",
         place,
-        _at(_schema(kind), place, request),
+        _schemas_at(_schema(kind), place, request),
         None if got is None else got[1][:_SHOWN],
     )
 
@@ -122,7 +122,7 @@ def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
     return fields
 
 
-def _at(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
+def _schemas_at(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
     """What may stand at a place, of all the alternatives that the value leaves open."""
     found = [schema]
     for step in _STEP.finditer(place):

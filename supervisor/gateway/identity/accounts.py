@@ -24,7 +24,7 @@ def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account
         return (Account(_name(tenant), limits),) if limits else ()
     own = Account(f"key {key.name}", key.limits)
     if tenant == (key.tenant or key.name) and tenant not in catalog.clients:
-        limits = _beside(limits, key.limits)
+        limits = _defaults_unless_own(limits, key.limits)
     return (Account(_name(tenant), limits), own) if limits else (own,)
 
 
@@ -40,7 +40,7 @@ def _name(tenant: str) -> str:
     return f"tenant {tenant}" if tenant else ANONYMOUS_TENANT
 
 
-def _beside(default: TenantLimits, own: TenantLimits) -> TenantLimits:
+def _defaults_unless_own(default: TenantLimits, own: TenantLimits) -> TenantLimits:
     return TenantLimits(
         default.requests if own.requests is None else None,
         default.tokens if own.tokens is None else None,

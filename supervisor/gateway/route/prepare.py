@@ -208,12 +208,12 @@ class Preparing:
         named: list[str] = []
         if "image" not in inputs:
             others_see = cycle.ladder is not None and cycle.ladder.has_another(self._sees)
-            named = without_pictures(messages, field, self._blind(route), refused=others_see)
+            named = without_pictures(messages, field, self._no_vision_message(route), refused=others_see)
         if not is_read and not named:
             return body, ()
         return body.changed({field: msgspec.json.encode(messages)}), named
 
-    def _blind(self, route: Route) -> str:
+    def _no_vision_message(self, route: Route) -> str:
         seeing = [each for each in self._routes.facts if self._sees(each)]
         hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
         return f"{route.name} takes {', '.join(sorted(route.facts.inputs or ()))}, no images.{hint}"

@@ -46,8 +46,8 @@ class BothWays(World):
             return super().handled(event)
         other = Scheduler()
         other.state = copied(self.scheduler.state)
-        self.plain_ones += plain.taken(copied(self.scheduler.state), event, self.now) is not None
-        with patch.object(plain, "taken", lambda *_: None):
+        self.plain_ones += plain.handle_if_plain(copied(self.scheduler.state), event, self.now) is not None
+        with patch.object(plain, "handle_if_plain", lambda *_: None):
             wanted = other.handle(event, self.now)
         event, effects = super().handled(event)
         assert effects == wanted

@@ -27,7 +27,7 @@ from supervisor.core.types import (
     RejectCode,
     TicketId,
 )
-from supervisor.core.workers.replicas import expanded, touched
+from supervisor.core.workers.replicas import expanded, models_to_balance
 from tests.support.simulation import GPU, World, guessed, model
 
 M = "m"
@@ -489,14 +489,14 @@ class TestCost:
             ticket = world.request(name)
             arrived = RequestArrived(ticket, ModelId(name))
             done = Dispatch(ticket, ModelId(name), Generation(1))
-            assert list(touched(world.scheduler.state, arrived, [done], None)) == own
-            assert list(touched(world.scheduler.state, RequestFinished(ticket), [], ModelId(name))) == own
+            assert list(models_to_balance(world.scheduler.state, arrived, [done], None)) == own
+            assert list(models_to_balance(world.scheduler.state, RequestFinished(ticket), [], ModelId(name))) == own
 
     def test_where_anybody_is_refused_all_are(self, world):
         several(world)
         refused = Reject(TicketId("t"), RejectCode.QUEUE_TIMEOUT, "")
         arrived = RequestArrived(TicketId("u"), ModelId("else"))
-        assert list(touched(world.scheduler.state, arrived, [refused], None)) == [M]
+        assert list(models_to_balance(world.scheduler.state, arrived, [refused], None)) == [M]
 
 
 def test_nobody_waits_for_a_replica_that_cant_be_ended():

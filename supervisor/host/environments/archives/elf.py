@@ -28,7 +28,7 @@ class Needs:
 
 def needs(files: Iterable[Path]) -> Needs:
     """The needs of all these files together; files in another format than ELF are skipped. Raises OSError."""
-    found = [_of(path.read_bytes()) for path in files if _is_elf(path)]
+    found = [_needs_of(path.read_bytes()) for path in files if _is_elf(path)]
     return Needs(
         frozenset().union(*(one.libraries for one in found)), max((one.glibc for one in found), default=(0, 0))
     )
@@ -39,7 +39,7 @@ def _is_elf(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _of(data: bytes) -> Needs:
+def _needs_of(data: bytes) -> Needs:
     try:
         offset, size, count = *struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54)
         headers = [struct.unpack_from("<IIQQQQ", data, offset + at * size) for at in range(count)]
