@@ -86,7 +86,7 @@ class Test02DaemonAndShimsKilled:
                 reaped = reap_leftovers(instance)
                 slowest = max(slowest, time.monotonic() - began)
             assert len(reaped) >= 6
-            assert all(one.gone and one.command for one in reaped)
+            assert all(one.has_ended and one.command for one in reaped)
             assert survivors(instance) == {}
         measured(kills=times(3, 40), reaped_max_s=slowest)
         assert slowest < 10.0
@@ -113,7 +113,7 @@ class TestReap:
         process = marked_process(instance, "--thread-outlives", "60")
         wait_until(lambda: state(process.pid) == "Z")
         reaped = reap_leftovers(instance)
-        assert [(one.pid, one.gone) for one in reaped] == [(process.pid, True)]
+        assert [(one.pid, one.has_ended) for one in reaped] == [(process.pid, True)]
         assert process.wait() == -signal.SIGKILL
 
     def test_an_inherited_log_is_a_mark_too(self, instance, tmp_path):
@@ -143,7 +143,7 @@ class TestReap:
         with monkeypatch.context() as patched:
             patched.setattr(reap.signal, "pidfd_send_signal", lambda *_: None)
             reaped = reap_leftovers(instance, wait_s=0.3)
-        assert [(one.pid, one.gone) for one in reaped] == [(process.pid, False)]
+        assert [(one.pid, one.has_ended) for one in reaped] == [(process.pid, False)]
         process.kill()
         process.wait()
 
