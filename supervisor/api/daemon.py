@@ -181,7 +181,7 @@ def _day(name: str, text: str | None, default: date) -> date:
     try:
         return default if text is None else date.fromisoformat(text)
     except ValueError as error:
-        message = f"{name}: expected a day such as {default}, got {(text or '')[:50]!r}."
+        message = f"{name}: expected a day such as 2026-11-01, got {(text or '')[:50]!r}."
         raise InvalidRequestError(message, param=name) from error
 
 

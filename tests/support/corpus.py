@@ -36,6 +36,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, Self
 
@@ -302,7 +303,7 @@ def scenarios() -> dict[str, Path]:
 
 
 def write(path: Path, scenario: Scenario) -> None:
-    """A line for each part of an exchange, so that a difference is short."""
+    """A line for each part of an exchange, so that a difference is short. Raises ValueError where tomorrow's would differ."""
 
     def one(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
@@ -319,8 +320,11 @@ def write(path: Path, scenario: Scenario) -> None:
     }
     fields["exchanges"] = listed(map(parts, scenario["exchanges"]))
     fields["log"] = "null" if scenario["log"] is None else listed(map(one, scenario["log"]))
+    text = "{\n" + ",\n".join(f' "{key}": {value}' for key, value in fields.items()) + "\n}\n"
+    if (today := date.today().isoformat()) in text:
+        raise ValueError(f"{path} would have the day of its recording: {today}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(f' "{key}": {text}' for key, text in fields.items()) + "\n}\n")
+    path.write_text(text)
 
 
 def main() -> int:

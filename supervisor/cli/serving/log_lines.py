@@ -162,7 +162,7 @@ class Lines:
         if len(self._lines) < self._next_look or not self._shortening.acquire(False):
             return
         try:
-            size = sum(map(len, tuple(self._lines)))
+            size = sum(map(len, _copied(self._lines)))
             while size > MOST_WAITING:
                 size -= len(self._lines.popleft())
                 self._overflowed += 1
@@ -171,6 +171,15 @@ class Lines:
         finally:
             self._next_look = len(self._lines) + LOOK_EVERY
             self._shortening.release()
+
+
+def _copied(lines: deque[bytes]) -> tuple[bytes, ...]:
+    """The lines at one moment, though threads, or objects that garbage collection ends, add and take lines during the copy."""
+    while True:
+        try:
+            return tuple(lines)
+        except RuntimeError:  # changed during the copy
+            continue
 
 
 def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:

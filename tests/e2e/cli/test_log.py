@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -436,6 +437,26 @@ class TestWriting:
             log = Lines(file.fileno())
             log.info(b"outer")
         assert (tmp_path / "log").read_bytes() == b"outer\ninner\n"
+
+
+    def test_more_comes_while_it_adds_up(self, pipe):
+        """Another thread may log then, or an object's `__del__`."""
+
+        class Growing(deque[bytes]):
+            def __iter__(self):
+                for line in super().__iter__():
+                    if added:
+                        self.append(added.pop())
+                    yield line
+
+        added = [b"meanwhile"]
+        log = Lines(pipe[1].fileno())
+        log._lines = Growing()
+        for _ in range(5000):
+            log.info(b"x" * 500)
+        assert not added
+        assert 0 < sum(map(len, log._lines)) < log_lines.MOST_WAITING + log_lines.LOOK_EVERY * 500
+        read_lines(pipe[0], 5002 - log.dropped)  # the thread that waits ends before the pipe
 
 
 def read_lines(reader, count: int) -> list[bytes]:
