@@ -36,7 +36,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -321,7 +321,7 @@ def write(path: Path, scenario: Scenario) -> None:
     fields["exchanges"] = listed(map(parts, scenario["exchanges"]))
     fields["log"] = "null" if scenario["log"] is None else listed(map(one, scenario["log"]))
     text = "{\n" + ",\n".join(f' "{key}": {value}' for key, value in fields.items()) + "\n}\n"
-    if (today := date.today().isoformat()) in text:
+    if (today := datetime.now().astimezone().date().isoformat()) in text:
         raise ValueError(f"{path} would have the day of its recording: {today}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

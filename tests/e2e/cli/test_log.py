@@ -438,7 +438,6 @@ class TestWriting:
             log.info(b"outer")
         assert (tmp_path / "log").read_bytes() == b"outer\ninner\n"
 
-
     def test_more_comes_while_it_adds_up(self, pipe):
         """Another thread may log then, or an object's `__del__`."""
 
