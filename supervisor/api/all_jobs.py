@@ -23,6 +23,7 @@ from supervisor.schema.operation import EVENTS, Example
 
 _PATH: Final = "/v1/admin/jobs/load-7"
 _NEEDS: Final = "a load under way"
+_PLACES: Final = {"running": 0, "queued": 1}
 _DETAILS: Final[dict[type[jobs.Job], Callable[..., str]]] = {
     jobs.Inference: lambda job: f"/v1/jobs/{job.id}",
     jobs.Response: lambda job: f"/v1/responses/{job.response}",
@@ -39,12 +40,15 @@ GROUP: Final = Group(
 
 @GROUP.operation("GET", "/v1/admin/jobs")
 async def list_all_jobs(api: Api, query: schema.JobSummaryQuery) -> schema.JobSummaryList:
-    """Jobs of all kinds, the newest first: those that wait or run, and those that ended, for as long as they are kept."""
+    """Jobs of all kinds: first those that run, then those that wait, then those that ended, for as long as they are kept.
+
+    Of each, the newest come first.
+    """
     daemon = api.daemon
     await daemon.jobs.expire()
     wanted = (
         job
-        for job in daemon.jobs.listing(jobs.Job, None, is_admin=True)
+        for job in sorted(daemon.jobs.listing(jobs.Job, None, is_admin=True), key=lambda job: _PLACES.get(job.state, 2))
         if (job.kind == query.kind if query.kind else job.kind != "line")
         and query.state in {None, job.state}
         and query.model in {None, job.model}

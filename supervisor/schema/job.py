@@ -90,7 +90,7 @@ class JobSummary(Struct, gc=False):
 
 
 class JobSummaryList(Struct):
-    """Jobs of all kinds, the newest first."""
+    """Jobs of all kinds: first those that run, then those that wait, then those that ended; of each, the newest first."""
 
     object: Literal["list"]
     data: list[JobSummary]

@@ -30,7 +30,11 @@ def jobs() -> None:
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
 @click.option("--model", help="Only those of this model.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most, the newest."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Show at most so many: first those that run, then those that wait, then the newest that ended.",
 )
 @daemon_options
 def jobs_list(

@@ -93,6 +93,14 @@ def test_lines_are_listed_only_when_asked_for(site):
     assert site.get(f"/v1/admin/jobs/{found['id']}").status_code == 404
 
 
+def test_those_that_run_come_first(site):
+    older, newer = submit(site, "slow"), submit(site, "plain")
+    wait_until(lambda: job(site, older)["state"] == "running", what=f"{older} runs")
+    ended(site, newer)
+    assert [each["id"] for each in listed(site, kind="inference", limit=2)] == [older, newer]
+    site.post(f"/v1/admin/jobs/{older}/cancel").raise_for_status()
+
+
 def test_has_more(site):
     answer = site.get("/v1/admin/jobs", params={"limit": 1}).json()
     assert (len(answer["data"]), answer["has_more"]) == (1, True)

@@ -41,14 +41,11 @@ function Row({ job, read }) {
 
 export function Jobs() {
   const [kind, setKind] = useState("");
-  // What isn't over is asked for by itself: a batch may be older than all of the newest jobs.
-  const asked = [{ state: "running" }, { state: "queued" }, {}].map((more) => useRead(listAllJobs({ limit: MOST, ...(kind && { kind }), ...more })));
-  const read = () => Promise.all(asked.map(([, again]) => again()));
+  const [answer, read] = useRead(listAllJobs({ limit: MOST, ...(kind && { kind }) }));
   const estimates = useRead(listLoads())[0]?.estimates;
-  if (asked.some(([answer]) => !answer)) return null;
-  const jobs = [...new Map(asked.flatMap(([answer]) => answer.data).map((job) => [job.id, job])).values()]; // one may have moved on meanwhile
-  if (!jobs.length && !kind) return null;
-  const shown = [...jobs.filter((job) => !isOver(job)).sort((a, b) => b.created_at - a.created_at), ...jobs.filter(isOver).slice(0, ENDED)];
+  if (!answer?.data.length && !kind) return null;
+  const jobs = answer?.data ?? [];
+  const shown = [...jobs.filter((job) => !isOver(job)), ...jobs.filter(isOver).slice(0, ENDED)];
   return html`<section class="panel" aria-labelledby="jobs-title">
     <div class="title"><h2 id="jobs-title">Jobs</h2>
       ${estimates?.loads > 0 && html`<small class="muted" title=${`Of ${estimates.loads} loads`}>load-time estimates off by ${Math.round(100 * estimates.mean_error)} %</small>`}

@@ -20,7 +20,7 @@ export function useAnswer(asked, keep, fail = () => {}, inputs = []) {
 /** `[what this operation answers, read again]`; null until it has answered. */
 export function useRead({ path }) {
   const [told, setTold] = useState(null);
-  const read = () => get(path).then(setTold, () => {}); // what is wrong is told elsewhere
+  const read = () => get(path).then(setTold, () => {}); // the header shows that the daemon doesn't answer
   useEffect(() => {
     read();
     const timer = setInterval(() => document.hidden || read(), AGAIN_MS);
