@@ -40,6 +40,7 @@ from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.workers.lifecycle import TABLE
+from supervisor.daemon.observability import metric_table
 from tools import api_clients, api_page, field_tables, licences, reliability, runtime_figures
 from tools.locks import ROOT
 from tools.markdown import table
@@ -293,6 +294,16 @@ def rooms() -> str:
     return table(("imports →", *order[1:]), rows)
 
 
+def metrics(beginnings: tuple[str, ...]) -> str:
+    """The metrics whose names begin so."""
+    rows = [
+        (f"`{metric.sample_name}`", metric.type, ", ".join(f"`{label}`" for label in metric.labels) or "–", metric.help)
+        for metric in metric_table.ALL
+        if metric.name.startswith(beginnings)
+    ]
+    return table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
 def endpoints(registry: Registry) -> str:
     """Inference paths, and which runtimes serve them."""
     serving: dict[tuple[str, str], list[str]] = {}
@@ -394,6 +405,8 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "former keys": partial(former_keys, registry),
         "endpoints": partial(endpoints, registry),
         **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
+        "metrics": partial(metrics, ("llmux_", "gen_ai_", "asyncio_")),
+        "metrics of a runner": partial(metrics, ("vllm_",)),
         "costs of tests": costs_of_tests,
         "gpu figures": gpu_figures.tables,
         "request fields": field_tables.tables,

@@ -19,13 +19,15 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import Counter, Histogram, ProcessCollector, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from supervisor.core.effects import Decided, Effect, Reject, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
+from supervisor.daemon.observability import metric_table
+from supervisor.daemon.observability.metric_table import Described
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.request import Request
 from supervisor.host.distribution import version
@@ -64,55 +66,42 @@ class Metrics:
         self.dropped_lines: Callable[[], int] = lambda: 0  # of the log
         self._sources: list[Callable[[], Iterable[str]]] = []
 
-        def count(name: str, about: str, *labels: str, relabel: Relabel | None = None) -> FastCounter:
-            found = FastCounter(name, about, labels, relabel)
+        def counter(metric: Described, relabel: Relabel | None = None) -> FastCounter:
+            found = FastCounter(metric, relabel)
             self._sources.append(found.lines)
             return found
 
-        def spread(name: str, about: str, bounds: Sequence[float] = _SECONDS) -> FastHistogram:
-            found = FastHistogram(name, about, bounds)
+        def histogram(metric: Described, bounds: Sequence[float] = _SECONDS) -> FastHistogram:
+            found = FastHistogram(metric, bounds)
             self._sources.append(found.lines)
             return found
 
-        per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
         # Counted once by model, tenant, status and result: each request comes here.
-        self.requests = count(
-            "llmux_requests",
-            "Requests by their answer's status; of an answer that broke off, its error's.",
-            "model",
-            "status",
-            relabel=lambda counted: (counted[0], counted[2]),
-        )
+        self.requests = counter(metric_table.REQUESTS, lambda counted: (counted[0], counted[2]))
         self.requests.also(
-            "llmux_tenant_requests",
-            "Requests by who sent them.",
-            ("tenant", "status"),
-            lambda counted: (counted[1], counted[2]) if counted[1] else None,
+            metric_table.TENANT_REQUESTS, lambda counted: (counted[1], counted[2]) if counted[1] else None
         )
         self.cached: dict[str, list[int]] = {}
         """By model, of answers that say how many were cached: tokens taken in, and how many were."""
-        self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
-        self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
-        self.queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
+        self._prompt = counter(metric_table.PROMPT_TOKENS)
+        self._completion = counter(metric_table.COMPLETION_TOKENS)
+        self.queue_wait = histogram(metric_table.QUEUE_WAIT)
         # A runner's name (`runner_metrics`), but it is counted here: a listener of its own would cost each request more.
-        self._worked = spread("vllm_inference_duration_seconds", "From a worker getting the request to the end.")
-        self._duration = spread("gen_ai_server_request_duration_seconds", "From arrival to the end.")
-        self._first = spread(first, "From the worker getting the request to the first piece of its answer.")
-        self._per_token = spread(per_token, "Streamed answers: time per token after the first.", _PER_TOKEN)
-        self._speed = spread(
-            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND
-        )
-        self._load = spread("llmux_load_seconds", "From the start of a worker to ready.")
-        self._swaps = count("llmux_swaps", "Loads that another model was evicted for.", "model")
-        self._stops = count("llmux_evictions", "Workers stopped, by why.", "model", "reason")
-        self._crashes = count("llmux_crashes", "Workers that ended by themselves, by class.", "model", "class")
-        about = "Processes of an earlier daemon ended at the start."
-        self._orphans = Counter("llmux_orphans_reaped", about, registry=None)
+        self._worked = histogram(metric_table.RUNNER_WORK)
+        self._duration = histogram(metric_table.DURATION)
+        self._first = histogram(metric_table.FIRST_TOKEN)
+        self._per_token = histogram(metric_table.PER_TOKEN, _PER_TOKEN)
+        self._speed = histogram(metric_table.SPEED, _PER_SECOND)
+        self._load = histogram(metric_table.LOAD)
+        self._swaps = counter(metric_table.SWAPS)
+        self._stops = counter(metric_table.EVICTIONS)
+        self._crashes = counter(metric_table.CRASHES)
+        self._orphans = Counter(metric_table.ORPHANS.name, metric_table.ORPHANS.help, registry=None)
         self.register(self._orphans)
-        about = "What a decision of the scheduler took."
-        self._decision = Histogram("llmux_decision_seconds", about, buckets=_DECISION, registry=None)
+        decision = metric_table.DECISION
+        self._decision = Histogram(decision.name, decision.help, buckets=_DECISION, registry=None)
         self.register(self._decision)
-        self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
+        self._refusals = counter(metric_table.REFUSALS)
         self._sources.append(_States(daemon).lines)
         self._process = ProcessCollector(registry=None)
         daemon.engine.observers.append(self.observe)
@@ -152,7 +141,7 @@ class Metrics:
 
     async def own_process(self) -> str:
         """The metrics of the event loop and of the process. A thread counts the descriptors: with thousands that takes long."""
-        tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+        tasks = metric_table.TASKS.gauge(len(asyncio.all_tasks()))
         return await in_thread(lambda: generate_latest(_Few(tasks, *self._process.collect())).decode())
 
     def orphans(self, count: int) -> None:
@@ -254,25 +243,19 @@ class _States(Collector):
     def lines(self) -> Iterator[str]:
         """The models' figures are all of one moment."""
         models = self._daemon.engine.figures()
-        yield from family("llmux_build_info", "gauge", "Always 1.", ("version",), [((self._version,), 1)])
-        states = (((model.id, model.state.value), 1) for model in models)
-        yield from family("llmux_model_state", "gauge", "1 for the state a model is in.", ("model", "state"), states)
-        queued = (((model.id,), model.queued) for model in models)
-        yield from family("llmux_queue_depth", "gauge", "Requests waiting for a model.", ("model",), queued)
-        flight = (((model.id,), model.in_flight) for model in models)
-        yield from family("llmux_in_flight", "gauge", "Requests a worker has.", ("model",), flight)
+        yield from family(metric_table.BUILD, [((self._version,), 1)])
+        yield from family(metric_table.MODEL_STATE, (((model.id, model.state.value), 1) for model in models))
+        yield from family(metric_table.QUEUE_DEPTH, (((model.id,), model.queued) for model in models))
+        yield from family(metric_table.IN_FLIGHT, (((model.id,), model.in_flight) for model in models))
         yield generate_latest(self).decode()
 
     def collect(self) -> Iterable[Metric]:
-        dropped = CounterMetricFamily(
-            "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
-        )
+        dropped = metric_table.LOG_LINES_DROPPED.counter()
         dropped.add_metric([], self._daemon.metrics.dropped_lines())
         yield from (dropped, *self._bodies(), *self._memory())
 
     def _bodies(self) -> Iterator[GaugeMetricFamily]:
-        kept = GaugeMetricFamily("llmux_body_bytes", "Request bodies kept, by where.", labels=["where"])
-        limit = GaugeMetricFamily("llmux_body_limit_bytes", "What they may take there.", labels=["where"])
+        kept, limit = metric_table.BODIES.gauge(), metric_table.BODY_LIMIT.gauge()
         budget = self._daemon.bodies
         for where, used, most in (
             ("memory", budget.used, budget.limit),
@@ -283,28 +266,21 @@ class _States(Collector):
         yield from (kept, limit)
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
-        devices = {
-            "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
-            "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),
-            "available": GaugeMetricFamily(
-                "llmux_device_available_bytes", "What a new lease may take.", labels=["device"]
-            ),
-            "outside": GaugeMetricFamily("llmux_device_outside_bytes", "Used by others.", labels=["device"]),
-        }
-        labels = ["model", "device"]
-        lease = GaugeMetricFamily("llmux_worker_lease_bytes", "Memory leased to a worker.", labels=labels)
-        measured = GaugeMetricFamily(
-            "llmux_worker_memory_bytes", "Memory a worker was measured to take.", labels=labels
-        )
-        labels = ["lease", "device"]
-        partner_lease = GaugeMetricFamily("llmux_partner_lease_bytes", "Memory leased to a partner.", labels=labels)
-        partner_measured = GaugeMetricFamily(
-            "llmux_partner_memory_bytes", "Memory a partner was measured to take.", labels=labels
-        )
+        devices = [
+            metric.gauge()
+            for metric in (
+                metric_table.DEVICE_TOTAL,
+                metric_table.DEVICE_FREE,
+                metric_table.DEVICE_AVAILABLE,
+                metric_table.DEVICE_OUTSIDE,
+            )
+        ]
+        lease, measured = metric_table.WORKER_LEASE.gauge(), metric_table.WORKER_MEMORY.gauge()
+        partner_lease, partner_measured = metric_table.PARTNER_LEASE.gauge(), metric_table.PARTNER_MEMORY.gauge()
         for device in self._daemon.engine.devices():
             totals = device.totals
             figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
-            for each, mib in zip(devices.values(), figures, strict=True):
+            for each, mib in zip(devices, figures, strict=True):
                 if mib is not None:
                     each.add_metric([device.id], mib * MIB)
             for device_lease in device.leases:
@@ -314,7 +290,7 @@ class _States(Collector):
                     (partner_measured if device_lease.is_partner else measured).add_metric(
                         about, device_lease.measured_mib * MIB
                     )
-        yield from (*devices.values(), lease, measured, partner_lease, partner_measured)
+        yield from (*devices, lease, measured, partner_lease, partner_measured)
 
 
 # ---------------------------------------------------------------------------------------------- counters and histograms
@@ -331,27 +307,27 @@ def _number(value: float) -> str:
     return text
 
 
-def family(name: str, kind: str, about: str, labels: Sequence[str], samples: Iterable[Sample]) -> Iterator[str]:
-    """The lines of a metric in Prometheus's text format. Every sample has these labels."""
-    suffix = "_total" if kind == "counter" else ""
-    yield f"# HELP {name}{suffix} {about}\n# TYPE {name}{suffix} {kind}\n"
+def family(metric: Described, samples: Iterable[Sample]) -> Iterator[str]:
+    """The lines of a metric in Prometheus's text format. Every sample has the metric's labels."""
+    name, labels = metric.sample_name, metric.labels
+    yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.type}\n"
     order = sorted(range(len(labels)), key=labels.__getitem__)
     for values, value in samples:
         pairs = ",".join([f'{labels[at]}="{_escaped(values[at])}"' for at in order])
-        yield f"{name}{suffix}{{{pairs}}} {_number(value)}\n"
+        yield f"{name}{{{pairs}}} {_number(value)}\n"
 
 
 class FastCounter:
     """Amounts by labels."""
 
-    def __init__(self, name: str, about: str, labels: Sequence[str], relabel: Relabel | None = None) -> None:
-        """`relabel` makes the values of `labels` from those that are counted; None: they are the same."""
-        self._families = [(name, about, labels, relabel)]
+    def __init__(self, metric: Described, relabel: Relabel | None = None) -> None:
+        """`relabel` makes the values of the metric's labels from those that are counted; None: they are the same."""
+        self._families = [(metric, relabel)]
         self._amounts: dict[Labels, int] = {}
 
-    def also(self, name: str, about: str, labels: Sequence[str], relabel: Relabel) -> None:
-        """Show the same amounts under this name too, by other labels."""
-        self._families.append((name, about, labels, relabel))
+    def also(self, metric: Described, relabel: Relabel) -> None:
+        """Show the same amounts as this metric too, by its labels."""
+        self._families.append((metric, relabel))
 
     def add(self, labels: Labels, amount: int = 1) -> None:
         """Add the amount for these values of the labels."""
@@ -360,9 +336,9 @@ class FastCounter:
     def lines(self) -> Iterator[str]:
         """The lines that Prometheus reads, with the amounts as they were when the first line was made."""
         counted = tuple(self._amounts.items())
-        for name, about, names, relabel in self._families:
+        for metric, relabel in self._families:
             samples = counted if relabel is None else (yield from _sums(counted, relabel))
-            yield from family(name, "counter", about, names, samples)
+            yield from family(metric, samples)
 
 
 def _sums(counted: Iterable[tuple[Labels, int]], relabel: Relabel) -> Generator[str, None, Iterable[Sample]]:
@@ -379,16 +355,16 @@ def _sums(counted: Iterable[tuple[Labels, int]], relabel: Relabel) -> Generator[
 class FastHistogram:
     """The distribution of values, by model. `bounds` are the buckets' upper ends, ascending."""
 
-    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
-        self._names = [(name, about)]
+    def __init__(self, metric: Described, bounds: Sequence[float]) -> None:
+        self._metrics = [metric]
         self._bounds = bounds
         self._ends = (*map(_number, bounds), "+Inf")
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
-    def also(self, name: str, about: str) -> None:
-        """Show the same values under this name too."""
-        self._names.append((name, about))
+    def also(self, metric: Described) -> None:
+        """Show the same values as this metric too."""
+        self._metrics.append(metric)
 
     def expect(self, model: str) -> list[int]:
         """Show this model from now on, also before its first value. Returns its counts by bucket."""
@@ -409,8 +385,9 @@ class FastHistogram:
 
     def lines(self) -> Iterator[str]:
         """The lines that Prometheus reads. The counts of one model are of one moment, those of the next may be of a later one."""
-        for name, about in self._names:
-            yield f"# HELP {name} {about}\n# TYPE {name} histogram\n"
+        for metric in self._metrics:
+            name = metric.name
+            yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.type}\n"
             for model, counts in tuple(self._counts.items()):
                 label = f'model="{_escaped(model)}"'
                 sums = [*map(_number, accumulate(counts))]

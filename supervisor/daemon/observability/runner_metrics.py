@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from runtimes.estimate import Estimate
+from supervisor.daemon.observability import metric_table
 from supervisor.engine.status import ModelStatus
 
 if TYPE_CHECKING:
@@ -25,25 +26,18 @@ class RunnerMetrics(Collector):
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        daemon.metrics.requests.also(
-            "vllm_requests",
-            "Requests that ended, by who sent them.",
-            ("model", "tenant", "status"),
-            lambda counted: (counted[0], counted[1], counted[3]),
-        )
-        daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
+        daemon.metrics.requests.also(metric_table.RUNNER_REQUESTS, lambda counted: (counted[0], counted[1], counted[3]))
+        daemon.metrics.queue_wait.also(metric_table.RUNNER_QUEUE_WAIT)
         daemon.metrics.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges that are read at each scrape, for the registry."""
-        rate = GaugeMetricFamily(
-            "vllm_cache_hit_rate", "Share of prompt tokens that were cached, where answers say so.", labels=["model"]
-        )
+        rate = metric_table.RUNNER_CACHE_HITS.gauge()
         for model, (prompt, cached) in self._daemon.metrics.cached.items():
             rate.add_metric([model], cached / prompt)
         depth = self._daemon.engine.queue().waiting
-        queue = GaugeMetricFamily("vllm_queue_depth", "Requests that wait, for whatever model.", value=depth)
-        used = GaugeMetricFamily("vllm_gpu_memory_used", "Memory in use on a GPU, in bytes.", labels=["gpu"])
+        queue = metric_table.RUNNER_QUEUE_DEPTH.gauge(depth)
+        used = metric_table.RUNNER_GPU_MEMORY.gauge()
         gpus = {gpu.id: gpu.index for gpu in self._daemon.sampler.devices() if gpu.kind.accelerates}
         for device in self._daemon.engine.devices():
             free_mib = device.totals.free_mib
@@ -53,8 +47,7 @@ class RunnerMetrics(Collector):
 
     def _parts(self) -> GaugeMetricFamily:
         """Memory of loaded models by part. Weights and cache of a worker are known only from the model's files."""
-        about = "Memory of loaded models; weights and kv_cache as computed, other: what more was measured, or leased."
-        family = GaugeMetricFamily("vllm_model_memory_bytes", about, labels=["model", "part"])
+        family = metric_table.RUNNER_MODEL_MEMORY.gauge()
         for status in self._daemon.engine.active():
             estimate = known_estimate(self._daemon, status)
             if estimate is None:

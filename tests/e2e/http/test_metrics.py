@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from supervisor.api.metrics import together
+from supervisor.daemon.observability import metric_table
 from tests.support import tiny
 from tests.support.daemon import REPOSITORY, fake, gguf, running, wait_until
 
@@ -56,6 +57,16 @@ def told(text: str) -> set[str]:
 
 class TestMetrics:
     """Everything that happens is counted, under names and units that Prometheus expects."""
+
+    def test_all_of_the_table_are_there(self, daemon):
+        """Also the labels of those that have samples."""
+        families = {family.name: family for family in text_string_to_metric_families(daemon.get("/metrics").text)}
+        for metric in metric_table.ALL:
+            family = families[metric.name]
+            assert (family.type, family.documentation) == (metric.type, metric.help)
+            assert {frozenset(sample.labels) - {"le"} for sample in family.samples} <= {frozenset(metric.labels)}
+        ours = {name for name in families if name.startswith(("llmux_", "gen_ai_", "vllm_", "asyncio_"))}
+        assert ours == {metric.name for metric in metric_table.ALL}
 
     def test_requests_tokens_and_times(self, daemon):
         before = value(samples(daemon), "llmux_requests_total", model="Tiny", status="200") or 0

@@ -8,6 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
+from supervisor.daemon.observability.metric_table import Described
 from supervisor.daemon.observability.metrics import FastCounter, FastHistogram
 
 NAMES = ("x", 'q"\\\n', "ü")
@@ -19,7 +20,7 @@ class Collected:
 
 
 def test_a_counter():
-    counter = FastCounter("a_b", "What it is.", ("model", "class"))
+    counter = FastCounter(Described("a_b", "counter", ("model", "class"), "What it is."))
     family = CounterMetricFamily("a_b", "What it is.", labels=["model", "class"])
     for at, name in enumerate(NAMES):
         for kind, amount in (("k", 10 ** (4 * at)), ("z", 0)):
@@ -29,8 +30,8 @@ def test_a_counter():
 
 
 def test_the_same_by_other_labels():
-    counter = FastCounter("a", "A.", ("model", "status"))
-    counter.also("b", "B.", ("model",), lambda counted: (counted[0],) if counted[1] else None)
+    counter = FastCounter(Described("a", "counter", ("model", "status"), "A."))
+    counter.also(Described("b", "counter", ("model",), "B."), lambda counted: (counted[0],) if counted[1] else None)
     counter.add(("m", "x"), 1)
     counter.add(("m", "y"), 2)
     counter.add(("m", ""), 4)
@@ -39,7 +40,7 @@ def test_the_same_by_other_labels():
 
 def test_a_histogram():
     bounds = (0.5, 1, 10)
-    histogram = FastHistogram("h", "What it is.", bounds)
+    histogram = FastHistogram(Described("h", "histogram", ("model",), "What it is."), bounds)
     family = HistogramMetricFamily("h", "What it is.", labels=["model"])
     ends = [*map(floatToGoString, bounds), "+Inf"]
     for name in NAMES:
@@ -52,7 +53,8 @@ def test_a_histogram():
 
 def test_what_is_counted_meanwhile():
     """A turn of the loop may come between two lines."""
-    counter, histogram = FastCounter("c", "C.", ("model",)), FastHistogram("h", "H.", (1,))
+    counter = FastCounter(Described("c", "counter", ("model",), "C."))
+    histogram = FastHistogram(Described("h", "histogram", ("model",), "H."), (1,))
     for name in NAMES:
         counter.add((name,))
         histogram.observe(name, 1)

@@ -199,15 +199,6 @@ class TestApi:
         administration = part(text("reference/api.md"), "## Administration")
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
 
-    def test_metrics(self):
-        source = ast.parse(
-            (ROOT / "supervisor" / "daemon" / "observability" / "metrics.py").read_text(encoding="utf-8")
-        )
-        texts = {value for node in ast.walk(source) if (value := constant(node))}
-        ours = {value for value in texts if re.fullmatch(r"(llmux|gen_ai)_\w+", value)}
-        documented = set(rows(part(text("reference/metrics.md"), "# Metrics")))
-        assert ours == {name.removesuffix("_total") for name in documented}
-
     def test_footprint_sources(self):
         assert set() == {
             source.value for source in FootprintSource if f"`{source.value}`" not in text("reference/api.md")
