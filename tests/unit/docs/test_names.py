@@ -60,6 +60,7 @@ INSTEAD = {
     "young": "residency",
 }
 PUBLIC = frozenset({"asked_at", "held_s"})  # fields of the API keep their names
+_JS_NAMES = re.compile(r"\b(?:const|let|function|class) (?:(\w+)|\[([^]=]*)\] =)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -74,6 +75,13 @@ def named(path: Path) -> Iterator[str]:
                 yield name
 
 
+def named_in_script(path: Path) -> Iterator[str]:
+    """The names that a module of the dashboard gives: its own, those of variables, functions and their parts taken from lists."""
+    yield path.stem
+    for constant, several in _JS_NAMES.findall(path.read_text(encoding="utf-8")):
+        yield from re.findall(r"\w+", constant or several)
+
+
 def words(name: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(name)}
 
@@ -83,11 +91,13 @@ def test_words_of_a_name():
 
 
 def test_no_name_has_such_a_word():
+    programs = [(path, named) for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py")]
+    scripts = [(path, named_in_script) for path in (REPOSITORY / "supervisor/server/ui/js").rglob("*.js")]
+    assert scripts
     found = {
         f"{path.relative_to(REPOSITORY)}: {name} ({word}: {INSTEAD[word]})"
-        for folder in FOLDERS
-        for path in (REPOSITORY / folder).rglob("*.py")
-        for name in named(path)
+        for path, names_of in (*programs, *scripts)
+        for name in names_of(path)
         if name not in PUBLIC
         for word in words(name) & INSTEAD.keys()
     }

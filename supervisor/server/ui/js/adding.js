@@ -18,17 +18,17 @@ const close = () => ask(null);
 
 /** What is being added and what was, read again while anything is under way. `[additions, error, read]` */
 function useAdditions() {
-  const [told, setTold] = useState([]);
+  const [additions, setAdditions] = useState([]);
   const [error, setError] = useState(null);
-  const read = () => answerOf(listAdditions()).then(({ data }) => (setTold(data), setError(null)), setError);
-  const isBusy = told.some((addition) => !isOver(addition));
+  const read = () => answerOf(listAdditions()).then(({ data }) => (setAdditions(data), setError(null)), setError);
+  const isBusy = additions.some((addition) => !isOver(addition));
   useEffect(() => void read(), [state.link]);
   useEffect(() => {
     if (!isBusy) return;
     const timer = setInterval(read, AGAIN_MS);
     return () => clearInterval(timer);
   }, [isBusy]);
-  return [told, error, read];
+  return [additions, error, read];
 }
 
 function progressText({ state: at, done_bytes: done, total_bytes: total, eta_s: eta, stage }) {
@@ -78,10 +78,10 @@ function Adding() {
   const [look, looking, stop] = useWork(async (signal) => {
     setFound(null);
     setTrouble(null);
-    const told = await answerOf(lookUpModel(), { body: { what }, signal }).catch(failed);
-    if (!told) return;
-    setFound(told);
-    setChosen(told.variants.find(({ taken }) => taken)?.reference ?? what);
+    const lookedUp = await answerOf(lookUpModel(), { body: { what }, signal }).catch(failed);
+    if (!lookedUp) return;
+    setFound(lookedUp);
+    setChosen(lookedUp.variants.find(({ taken }) => taken)?.reference ?? what);
   });
   const [add, adding] = useWork(async (signal) => {
     setTrouble(null);

@@ -30,9 +30,9 @@ function Row({ client, read }) {
 }
 
 export function Clients() {
-  const [told, read] = useRead(listClients());
-  if (!told?.data.length) return null;
-  const clients = told.data;
+  const [answer, read] = useRead(listClients());
+  if (!answer?.data.length) return null;
+  const clients = answer.data;
   return html`<section class="panel" aria-labelledby="clients-title">
     <h2 id="clients-title">Clients <small>${clients.length}</small></h2>
     <div class="scrolls"><table class="listing clients-table">

@@ -8,7 +8,7 @@ import { checkEdit, getVersion, readFile, saveEdit } from "./operations.js";
 import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
 
-const PAUSE_MS = 600; // after the last key, before the daemon is asked
+const PAUSE_MS = 600; // after the last key, before the request
 
 let draft = null; // {text, file}: what isn't saved yet, and of which file it was made; also while another page is shown
 

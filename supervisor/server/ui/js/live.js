@@ -1,5 +1,5 @@
 // What the daemon does right now, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
-// (or the stream breaks) it is asked every few seconds instead.
+// (or the stream breaks) it is read every few seconds instead.
 
 import { answerOf, ApiError, call, events, key, onRefused } from "./api.js";
 import { now } from "./format.js";
@@ -29,17 +29,17 @@ function total(parts) {
   return { lease_mib: sum(parts, "lease_mib"), measured_mib: measured.length ? sum(measured, "measured_mib") : null };
 }
 
-/** Take in the devices. Models are told when their state changes, memory more often: what is measured is theirs, too. */
+/** Take in the devices. Models come when their state changes, memory comes more often: the measured memory is the models', too. */
 function keepDevices(devices) {
   state.devices = devices;
-  const held = new Map(); // by worker, on all of its devices
+  const byWorker = new Map(); // leases, on all devices of each worker
   for (const { model, generation, ...lease } of devices.flatMap(({ leases }) => leases)) {
     const worker = `${model}:${generation}`;
-    held.set(worker, [...(held.get(worker) ?? []), lease]);
+    byWorker.set(worker, [...(byWorker.get(worker) ?? []), lease]);
   }
   for (const { memory, replicas } of state.models.values()) {
-    const known = (replicas ?? []).filter(({ worker }) => held.has(worker));
-    for (const replica of known) Object.assign(replica, total(held.get(replica.worker)));
+    const known = (replicas ?? []).filter(({ worker }) => byWorker.has(worker));
+    for (const replica of known) Object.assign(replica, total(byWorker.get(replica.worker)));
     if (known.length) Object.assign(memory, total(known));
   }
 }
@@ -79,18 +79,18 @@ async function askIfThere(operation) {
   }
 }
 
-let requestsAsked = false;
+let requestsRead = false;
 
 /** At most one question under way; requests come and go faster than anybody reads. */
 async function fetchRequests() {
-  if (requestsAsked) return;
-  requestsAsked = true;
+  if (requestsRead) return;
+  requestsRead = true;
   try {
     const seen = now();
     const answer = await askIfThere(listRequests());
     state.requests = answer && answer.data.map((request) => ({ ...request, since: seen - request.age_s }));
   } finally {
-    requestsAsked = false;
+    requestsRead = false;
   }
 }
 

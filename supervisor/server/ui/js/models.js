@@ -88,11 +88,11 @@ function grouped(models) {
 /** What can't be right about models' memory, also of those whose group is folded. */
 function AllWarnings() {
   const [all, setAll] = useState(false);
-  const told = [...state.models.values()].flatMap(({ name, warnings }) => warnings.map((text) => [name, text]));
-  if (told.length === 0) return null;
+  const warnings = [...state.models.values()].flatMap(({ name, warnings }) => warnings.map((text) => [name, text]));
+  if (warnings.length === 0) return null;
   return html`<ul class="warnings" aria-label="Memory warnings">
-    ${told.slice(0, all ? Infinity : WARNED).map(([name, text]) => html`<li key=${`${name} ${text}`}><a href=${href("models", name, "about")}>${name}</a>: ${text}</li>`)}
-    ${told.length > WARNED && html`<li><button class="small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Fewer" : `${told.length - WARNED} more`}</button></li>`}
+    ${warnings.slice(0, all ? Infinity : WARNED).map(([name, text]) => html`<li key=${`${name} ${text}`}><a href=${href("models", name, "about")}>${name}</a>: ${text}</li>`)}
+    ${warnings.length > WARNED && html`<li><button class="small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Fewer" : `${warnings.length - WARNED} more`}</button></li>`}
   </ul>`;
 }
 

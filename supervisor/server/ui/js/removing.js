@@ -1,4 +1,4 @@
-// Taking a model out of the configuration, with its files if wished: it says first what goes.
+// Taking a model out of the configuration, with its files where the operator wants that: it says first what is removed.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { answerOf, call } from "./api.js";

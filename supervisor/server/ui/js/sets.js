@@ -11,15 +11,15 @@ const meaning = ({ description, default_models: defaults, pin }) =>
   [description, defaults.length && `comes back: ${defaults.join(", ")}`, pin.length ? `pinned: ${pin.join(", ")}` : "nothing pinned"].filter(Boolean).join("; ");
 
 export function Sets() {
-  const [told, read] = useRead(listSets());
+  const [answer, read] = useRead(listSets());
   const [choose, busy] = useWork(async (signal, active) => {
     await call(switchSet(), { body: { active }, signal });
     notify(active === null ? "Pins and default models are as configured." : `${active} is switched on.`);
     await read();
   });
-  if (!told?.data.length) return null;
-  const active = told.data.find((set) => set.active) ?? null;
-  const choices = [{ name: "As configured", value: null }, ...told.data.map((set) => ({ ...set, value: set.name }))];
+  if (!answer?.data.length) return null;
+  const active = answer.data.find((set) => set.active) ?? null;
+  const choices = [{ name: "As configured", value: null }, ...answer.data.map((set) => ({ ...set, value: set.name }))];
   return html`<fieldset class="sets" disabled=${busy}>
     <legend>Set</legend>
     ${choices.map(

@@ -10,7 +10,7 @@ import { Empty, Snippet, useWork } from "./parts.js";
 import { askToRemove } from "./removing.js";
 import { notify, state } from "./state.js";
 
-const PAUSE_MS = 400; // after the last key, before the daemon is asked
+const PAUSE_MS = 400; // after the last key, before the request
 const SUMMARIES = { fits: "evicts nothing", evicts: "evicts", waits: "waits for", refused: "does not fit" };
 
 // What most people set, whatever the runtime calls it; all other keys are folded.
@@ -83,22 +83,22 @@ const forLoads = (model) => ({
   other_names: [],
 });
 
-function Form({ model, told, refused, again }) {
+function Form({ model, editable, refused, again }) {
   const { name } = model;
-  const before = Object.fromEntries(told.settings.map(({ key, written }) => [key, shown(written)]));
+  const before = Object.fromEntries(editable.settings.map(({ key, written }) => [key, shown(written)]));
   // What was typed, by key; at first the settings of the last "Load once". A key that isn't here is as the file says.
   const [typed, setTyped] = useState(() => Object.fromEntries(Object.entries(model.overrides ?? {}).map(([key, value]) => [key, shown(value)])));
   const [typedNames, setNames] = useState(null);
   const textOf = (key) => typed[key] ?? before[key] ?? "";
-  const names = typedNames ?? told.names.join(", ");
+  const names = typedNames ?? editable.names.join(", ");
   const [checked, setChecked] = useState(null);
   const [fit, setFit] = useState(null); // of the last check without a mistake
   const [trouble, setTrouble] = useState(null);
-  const changed = told.settings.filter(({ key }) => textOf(key) !== before[key]);
+  const changed = editable.settings.filter(({ key }) => textOf(key) !== before[key]);
   const keys = Object.fromEntries(changed.map(({ key, schema }) => [key, parsed(textOf(key), schema)]));
-  const edit = { model: name, keys, ...(names === told.names.join(", ") ? {} : { names: words(names) }) };
+  const edit = { model: name, keys, ...(names === editable.names.join(", ") ? {} : { names: words(names) }) };
   const isChanged = changed.length > 0 || "names" in edit;
-  const asked = JSON.stringify(edit);
+  const body = JSON.stringify(edit);
   useEffect(() => {
     if (refused) return;
     const controller = new AbortController();
@@ -111,12 +111,12 @@ function Form({ model, told, refused, again }) {
       isChanged ? PAUSE_MS : 0,
     );
     return () => (clearTimeout(timer), controller.abort());
-  }, [asked, told]);
+  }, [body, editable]);
   const readAgain = () => again().then(() => (setChecked(null), setTrouble(null)));
   const takeBack = () => (setTyped({}), setNames(null), setTrouble(null));
   const [save, saving] = useWork(async (signal) => {
     try {
-      await call(saveEdit(), { body: edit, signal, headers: { "if-match": told.etag } });
+      await call(saveEdit(), { body: edit, signal, headers: { "if-match": editable.etag } });
     } catch (error) {
       if (error.status === 401 || error.name === "AbortError") throw error;
       setTrouble(error);
@@ -128,25 +128,25 @@ function Form({ model, told, refused, again }) {
   });
   const loadable = new Set(Object.keys(model.load_constraints ?? {}));
   const forLoad = Object.fromEntries(Object.entries(keys).filter(([key, value]) => loadable.has(key) && value !== null));
-  const [own, rest] = problemsOf(checked, name, told.settings.map(({ key }) => key));
+  const [own, rest] = problemsOf(checked, name, editable.settings.map(({ key }) => key));
   const field = (setting) => html`<${Field} key=${setting.key} setting=${setting} text=${textOf(setting.key)} problem=${own.get(setting.key)} onInput=${(text) => setTyped({ ...typed, [setting.key]: text })} />`;
-  const folded = told.settings.filter(({ key }) => !COMMON[key]);
-  const mayNotSave = saving || isOvertaken(trouble) || refused || told.locked || !isChanged || !checked || checked.marks.length + checked.guarded.length > 0;
+  const folded = editable.settings.filter(({ key }) => !COMMON[key]);
+  const mayNotSave = saving || isOvertaken(trouble) || refused || editable.locked || !isChanged || !checked || checked.marks.length + checked.guarded.length > 0;
   return html`<form class="settings-form stack" onSubmit=${(event) => (event.preventDefault(), mayNotSave || save())}>
-    ${refused ? html`<${WhyLocked} error=${refused} />` : told.locked && html`<p class="hint">Nothing can be saved here: ${told.locked}. What you set here can be copied, to be entered where the file comes from.</p>`}
+    ${refused ? html`<${WhyLocked} error=${refused} />` : editable.locked && html`<p class="hint">Nothing can be saved here: ${editable.locked}. What you set here can be copied, to be entered where the file comes from.</p>`}
     ${fit && html`<${Fit} fit=${fit} />`}
-    <div class="fields">${told.settings.filter(({ key }) => COMMON[key]).map(field)}</div>
+    <div class="fields">${editable.settings.filter(({ key }) => COMMON[key]).map(field)}</div>
     <details><summary>${plural(folded.length, "further setting")}</summary><div class="fields">${folded.map(field)}</div></details>
-    ${!refused && html`<label>Further names <span class="hint">Separated by commas. ${told.other_names.length > 0 && `With settings of their own, which are edited as text: ${told.other_names.join(", ")}.`}</span>
+    ${!refused && html`<label>Further names <span class="hint">Separated by commas. ${editable.other_names.length > 0 && `With settings of their own, which are edited as text: ${editable.other_names.join(", ")}.`}</span>
       <input value=${names} autocomplete="off" spellcheck="false" onInput=${(event) => setNames(event.target.value)} /></label>`}
     ${rest.length > 0 && html`<ul class="mistakes" role="alert">${rest.map((text) => html`<li>${text}</li>`)}</ul>`}
     ${checked?.notes.map((note) => html`<p class="problem">${note}</p>`)}
     ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${readAgain} />`}
-    ${isChanged && checked?.diff && html`<details open=${Boolean(told.locked)}><summary>What is written</summary><${Diff} text=${checked.diff} /></details>`}
-    ${isChanged && told.locked && checked?.diff && html`<${Snippet} label="lines to enter" text=${addedLines(checked.diff)} />`}
+    ${isChanged && checked?.diff && html`<details open=${Boolean(editable.locked)}><summary>What is written</summary><${Diff} text=${checked.diff} /></details>`}
+    ${isChanged && editable.locked && checked?.diff && html`<${Snippet} label="lines to enter" text=${addedLines(checked.diff)} />`}
     ${isChanged && checked?.difference?.stops.length > 0 && html`<p class="hint">Saving ends ${plural(checked.difference.stops.length, "worker")} after the running requests: ${checked.difference.stops.map((stop) => stop.model).join(", ")}.</p>`}
     <div class="buttons">
-      ${told.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, told.etag, again)}>Take out…</button>`}
+      ${editable.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, editable.etag, again)}>Take out…</button>`}
       ${isChanged && html`<button type="button" class="quiet" onClick=${takeBack}>Take back</button>`}
       <button type="button" disabled=${loadable.size === 0} title="Until it is unloaded; the configuration stays as it is" onClick=${() => load(name, forLoad)}>Load once</button>
       <button type="submit" class="primary" disabled=${mayNotSave} title="Into the configuration">Save</button>
@@ -155,15 +155,15 @@ function Form({ model, told, refused, again }) {
 }
 
 export function Settings({ model }) {
-  const [told, setTold] = useState(null); // what can be set; null: not known yet
+  const [editable, setEditable] = useState(null); // what can be set; null: not known yet
   const [refused, setRefused] = useState(null); // why this page may not even look
   const again = () =>
     answerOf(readModelSettings(model.name)).then(
-      (found) => (setTold(found), setRefused(null)),
+      (found) => (setEditable(found), setRefused(null)),
       (error) => error.status !== 401 && setRefused(error),
     );
   useEffect(() => void again(), [model.name, state.link, state.reloads]);
-  if (refused) return html`<${Form} model=${model} told=${forLoads(model)} refused=${refused} again=${again} />`;
-  if (!told) return html`<${Empty}>Asking…<//>`;
-  return html`<${Form} model=${model} told=${told} again=${again} />`;
+  if (refused) return html`<${Form} model=${model} editable=${forLoads(model)} refused=${refused} again=${again} />`;
+  if (!editable) return html`<${Empty}>Asking…<//>`;
+  return html`<${Form} model=${model} editable=${editable} again=${again} />`;
 }

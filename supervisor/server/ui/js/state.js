@@ -1,4 +1,4 @@
-// What the page knows: one plain object. Views read it and are told when it changed.
+// What the page knows: one plain object. Views read it, and draw themselves again when it changes.
 
 import { now } from "./format.js";
 
@@ -8,7 +8,7 @@ export const state = {
   models: new Map(),
   devices: [],
   decisions: [], // newest first
-  requests: null, // in flight and queued, oldest first; null: this daemon doesn't tell
+  requests: null, // in flight and queued, oldest first; null: this daemon doesn't list them
   ended: new Map(), // requests by id, in the order they ended
   steps: new Map(), // how far requests are that are made in steps, by their x-request-id
   history: null,

@@ -41,7 +41,7 @@ async function converse(body, signal, grow) {
   let last = null;
   let pieces = 0;
   for await (const { data } of events(response)) {
-    if (data === "[DONE]") continue; // to the end: who hangs up before it is logged as gone
+    if (data === "[DONE]") continue; // to the end: who hangs up early is logged as a client that left
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     const delta = chunk.choices?.[0]?.delta ?? {};
@@ -104,9 +104,9 @@ export function Chat({ model, choice }) {
     }
   };
 
-  const [run, busy, stop] = useWork(async (signal, asked) => {
-    const grow = (turn) => setTurns([...asked, turn]);
-    const messages = asked.filter((turn) => turn.text || turn.images?.length || turn.calls?.length).map(message);
+  const [run, busy, stop] = useWork(async (signal, conversation) => {
+    const grow = (turn) => setTurns([...conversation, turn]);
+    const messages = conversation.filter((turn) => turn.text || turn.images?.length || turn.calls?.length).map(message);
     const tools = parsedTools(options.tools);
     const body = { model, messages, stream: true, stream_options: { include_usage: true } };
     if (options.system.trim()) messages.unshift({ role: "system", content: options.system });
@@ -132,10 +132,10 @@ export function Chat({ model, choice }) {
       notify(error.message, "bad");
       return;
     }
-    const asked = [...turns, { role: "user", text: text.trim(), images }];
+    const conversation = [...turns, { role: "user", text: text.trim(), images }];
     setText("");
     setImages([]);
-    run(asked);
+    run(conversation);
   };
   const goOn = (calls) => (results) => run([...turns, ...calls.map(({ id }, index) => ({ role: "tool", id, text: results[index] }))]);
   const typed = (event) => {
