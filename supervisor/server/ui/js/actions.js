@@ -1,4 +1,4 @@
-// What the operator does to a model. The answer of the API is the model's new view, so a click shows at once.
+// The operator's actions on a model. The answer of the API is the model's new view, so a click shows at once.
 
 import { answerOf, call } from "./api.js";
 import { changed, keepModel, notify, refresh, state } from "./live.js";

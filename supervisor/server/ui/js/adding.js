@@ -1,4 +1,4 @@
-// Adding a model: paste what it is called, see what there is and what fits, fetch it, and use it.
+// Adding a model: paste its name or address, see its files and which of them fit, fetch it, and use it.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
@@ -16,7 +16,7 @@ const size = (bytes) => mib(bytes / (1 << 20));
 const isOver = ({ state: at }) => at !== "queued" && at !== "running";
 const close = () => ask(null);
 
-/** What is being added and what was, read again while anything is under way. `[additions, error, read]` */
+/** The models that are being added and those that were, read again while one is under way. `[additions, error, read]` */
 function useAdditions() {
   const [additions, setAdditions] = useState([]);
   const [error, setError] = useState(null);

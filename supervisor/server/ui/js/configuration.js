@@ -47,7 +47,7 @@ const HEADINGS = [
   ["needs_restart", "Only after a restart"],
 ];
 
-/** What a reload would make of it. */
+/** The changes that a reload of this text would make. */
 const Effect = ({ difference }) => html`<dl class="facts">
   ${HEADINGS.filter(([name]) => difference[name].length).map(([name, title]) => html`<dt>${title}</dt><dd>${difference[name].join(", ")}</dd>`)}
   ${difference.stops.length > 0 && html`<dt>Ends for it</dt><dd>${difference.stops.map(({ model }) => model).join(", ")}</dd>`}

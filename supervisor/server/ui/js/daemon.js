@@ -1,4 +1,4 @@
-// The operator's corner: which daemon this is, since when, from which files; and a reload that says first what it does.
+// The operator's corner: the daemon's version, start and files; and a reload, which shows its changes first.
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { answerOf } from "./api.js";
@@ -40,7 +40,7 @@ const Names = ({ title, names }) => names.length > 0 && html`<dt>${title}</dt><d
 const stopText = ({ model, in_flight: running, queued, drain_s: drain }) =>
   `${model}${running ? ` (${plural(running, "request")} may run ${duration(drain)} more)` : ""}${queued ? ` (${plural(queued, "request")} waiting)` : ""}`;
 
-/** What a reload does, or did. */
+/** The changes that a reload makes, or made. */
 function Difference({ difference, done }) {
   const { added, removed, changed, stops, settings, needs_restart: later, unchanged, warnings } = difference;
   const nothing = [added, removed, changed, settings, later].every((names) => names.length === 0);

@@ -52,7 +52,7 @@ function Mark({ left, decisions }) {
   return html`<a class="mark" style=${{ left: leftOf(left) }} href=${href("decisions", ...about)} title=${text} aria-label=${`${plural(decisions.length, "eviction")}: ${text}`}><i /></a>`;
 }
 
-/** Where the axis ends: not far above what is shown, in steps, so that a small use of a large device is no flat line. */
+/** The end of the axis: a step above the largest value, so that a small use of a large device is no flat line. */
 function scaleOf(used, total) {
   const most = 1.1 * Math.max(1, ...used.map((value) => value ?? 0));
   const power = 2 ** Math.floor(Math.log2(most));

@@ -1,4 +1,4 @@
-// What the daemon does right now, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
+// The daemon's state, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
 // (or the stream breaks) it is read every few seconds instead.
 
 import { answerOf, ApiError, call, events, key, onRefused } from "./api.js";
@@ -22,7 +22,7 @@ export function keepModel(view) {
   state.models.set(view.name, view);
 }
 
-/** What all of these hold; what was never measured counts nothing. */
+/** The sum of these leases and of their measured memory; a lease without a measurement adds none. */
 function total(parts) {
   const measured = parts.filter(({ measured_mib }) => measured_mib !== null);
   const sum = (all, field) => all.reduce((count, part) => count + part[field], 0);
@@ -104,7 +104,7 @@ async function fetchHistory() {
   state.history = await askIfThere(readHistory());
 }
 
-/** Everything, once. Raises what the API says. */
+/** Read everything once. Throws the API's error. */
 export async function refresh() {
   await fetchModels(); // alone and first: without a key one refusal is enough
   await Promise.all([fetchMemory(), fetchDecisions(), fetchRequests(), fetchEnded(ENDED_FIRST), fetchHistory()]);

@@ -65,7 +65,7 @@ async function download(name) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** The text in pieces: every second one is what was searched for. */
+/** The text in pieces: every second one is a match of the search. */
 function pieces(lines, wanted, only) {
   const found = wanted ? new RegExp(`(${wanted.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")})`, "gi") : null;
   const matching = found ? lines.filter((line) => line.search(found) !== -1) : lines;

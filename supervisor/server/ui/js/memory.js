@@ -1,4 +1,4 @@
-// A bar per device: what each worker may take (its lease, pale) and was measured to take (full), what others hold, free.
+// A bar per device: the lease of each worker (pale), its measured memory (full), the memory of other programs, and the free memory.
 
 import { html } from "../vendor/htm-preact.js";
 import { mib } from "./format.js";

@@ -85,7 +85,7 @@ function grouped(models) {
   return [...groups].sort(([left], [right]) => rank(left) - rank(right) || byName(left, right));
 }
 
-/** What can't be right about models' memory, also of those whose group is folded. */
+/** The warnings about all models' memory, also of models in a folded group. */
 function AllWarnings() {
   const [all, setAll] = useState(false);
   const warnings = [...state.models.values()].flatMap(({ name, warnings }) => warnings.map((text) => [name, text]));

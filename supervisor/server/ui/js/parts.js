@@ -112,7 +112,7 @@ export function useWork(work) {
   return [run, busy, () => controller.current?.abort()];
 }
 
-/** What can't be right about models' memory: sentences of the daemon. */
+/** The daemon's warnings about a model's memory. */
 export const Warnings = ({ texts }) => texts.length > 0 && html`<ul class="warnings" aria-label="Memory warnings">${texts.map((text) => html`<li>${text}</li>`)}</ul>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;

@@ -1,4 +1,4 @@
-// Taking a model out of the configuration, with its files where the operator wants that: it says first what is removed.
+// Taking a model out of the configuration, with its files where the operator wants that: it lists first the things that go.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { answerOf, call } from "./api.js";

@@ -1,4 +1,4 @@
-// The page of requests: what is in flight, and the last thousand that ended, as the daemon keeps them.
+// The page of requests: those in flight, and the last thousand that ended, as the daemon keeps them.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { Clients } from "./clients.js";

@@ -74,7 +74,7 @@ function Facts({ request }) {
   return html`<dl class="facts">${facts.filter(([, value]) => value).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
-/** What was kept of its body and its answer. */
+/** The parts of its body and its answer that were kept. */
 function Bodies({ id }) {
   const [kept, setKept] = useState(null);
   useAnswer(getBody(id), setKept, (error) => setKept({ error: error.message }));

@@ -1,4 +1,4 @@
-// Requests in flight and queued, with cancel; below them the last that ended. What repeats is one line.
+// Requests in flight and queued, with cancel; below them the last that ended. Repetitions are one line.
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { cancel } from "./actions.js";
@@ -46,7 +46,7 @@ function alike(requests) {
   return [...groups];
 }
 
-/** What is queued or in flight, for a list of its own or within the page of requests. */
+/** The requests that are queued or in flight, for a list of its own or within the page of requests. */
 export function InFlight() {
   const [opened, setOpened] = useState([]); // by model, so that they stay open when they begin to run
   const toggled = (model) => (opened.includes(model) ? opened.filter((name) => name !== model) : [...opened, model]);

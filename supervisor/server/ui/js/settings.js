@@ -1,4 +1,4 @@
-// What can be set of a model: for its next load alone, or in the configuration. A bar says what a load would mean with it.
+// The settings of a model, for its next load alone or in the configuration. A bar shows the memory of such a load.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
@@ -86,7 +86,7 @@ const forLoads = (model) => ({
 function Form({ model, editable, refused, again }) {
   const { name } = model;
   const before = Object.fromEntries(editable.settings.map(({ key, written }) => [key, shown(written)]));
-  // What was typed, by key; at first the settings of the last "Load once". A key that isn't here is as the file says.
+  // The typed texts, by key; at first the settings of the last "Load once". Other keys are as in the file.
   const [typed, setTyped] = useState(() => Object.fromEntries(Object.entries(model.overrides ?? {}).map(([key, value]) => [key, shown(value)])));
   const [typedNames, setNames] = useState(null);
   const textOf = (key) => typed[key] ?? before[key] ?? "";
@@ -155,7 +155,7 @@ function Form({ model, editable, refused, again }) {
 }
 
 export function Settings({ model }) {
-  const [editable, setEditable] = useState(null); // what can be set; null: not known yet
+  const [editable, setEditable] = useState(null); // the settings; null: not known yet
   const [refused, setRefused] = useState(null); // why this page may not even look
   const again = () =>
     answerOf(readModelSettings(model.name)).then(

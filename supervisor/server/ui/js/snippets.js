@@ -1,4 +1,4 @@
-// What each client needs to talk to this daemon, as text to copy. Pure: a test runs every one of them, or parses it.
+// The settings with which each client reaches this daemon, as text to copy. Pure: a test runs every one of them, or parses it.
 
 const CONTEXT = 32768; // where nobody knows it
 const json = (value) => JSON.stringify(value, null, 2);

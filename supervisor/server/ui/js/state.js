@@ -1,4 +1,4 @@
-// What the page knows: one plain object. Views read it, and draw themselves again when it changes.
+// The state of the page: one plain object. Views read it, and draw themselves again when it changes.
 
 import { now } from "./format.js";
 
@@ -62,7 +62,7 @@ export function ask(dialog) {
 
 export const ENDED_KEPT = 1000; // as many as the daemon keeps
 
-/** What a request is found by. Those refused at once have only what the client may have chosen. */
+/** The id by which a request is found. Requests that were refused at once have only the client's own, if any. */
 export const idOf = (record) => record.id ?? record.request_id;
 
 const endOf = ({ at, total_ms: total }) => at * 1000 + total;

@@ -32,7 +32,7 @@ function split(turn) {
   return inline ? { ...turn, thought: inline[1], text: turn.text.slice(inline[0].length) } : turn;
 }
 
-/** Ask for the next turn and call `grow(turn)` with what there is of it so far. */
+/** Ask for the next turn and call `grow(turn)` with each longer piece of it. */
 async function converse(body, signal, grow) {
   const began = performance.now();
   const response = await send("POST", "/v1/chat/completions", { body, signal });
@@ -41,7 +41,7 @@ async function converse(body, signal, grow) {
   let last = null;
   let pieces = 0;
   for await (const { data } of events(response)) {
-    if (data === "[DONE]") continue; // to the end: who hangs up early is logged as a client that left
+    if (data === "[DONE]") continue; // read to the end: the daemon would log a client that left
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     const delta = chunk.choices?.[0]?.delta ?? {};

@@ -1,4 +1,4 @@
-// Text to image. What there is of a picture is shown while it is made, by models that can show it.
+// Text to image. Models that can show an unfinished picture do so.
 
 import { html, useState } from "../../vendor/htm-preact.js";
 import { ApiError, events, send } from "../api.js";
@@ -9,7 +9,7 @@ import { Waiting } from "./playground.js";
 const SIZES = ["auto", "512x512", "768x768", "1024x1024", "1024x768", "768x1024"];
 const IN_STREAM = { stream: true, partial_images: 3 };
 
-/** Ask for pictures; `show(urls, partial)` gets those that are made so far, and perhaps what there is of the next. */
+/** Ask for pictures; `show(urls, partial)` gets the finished pictures, and perhaps an unfinished one. */
 async function draw(body, options, show) {
   const response = await send("POST", "/v1/images/generations", { ...options, body });
   if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {

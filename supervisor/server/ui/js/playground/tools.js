@@ -8,7 +8,7 @@ export const EXAMPLE = JSON.stringify(
   2,
 );
 
-/** The tools of this text; none of an empty one. Throws an Error that says what is wrong. */
+/** The tools of this text; none of an empty one. Throws an Error with the reason. */
 export function parsedTools(text) {
   if (!text.trim()) return [];
   let found;
