@@ -1,1 +1,1 @@
-"""The daemon's own API: its operations, and all that follows from them."""
+"""The daemon's own API: its operations, their routes, and the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""Jobs of all kinds, for operators; see `supervisor.jobs`. Clients see their own by the paths of each kind."""
+"""Jobs of all kinds, for operators; see `supervisor.jobs`. Clients see their own jobs at the paths of each kind."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def list_all_jobs(api: Api, query: schema.JobSummaryQuery) -> schema.JobSu
         and query.model in {None, job.model}
     )
     found = [*islice(wanted, query.limit + 1)]
-    data = [_summary(daemon, job) for job in found[: query.limit]]
+    data = [_job_summary(daemon, job) for job in found[: query.limit]]
     return schema.JobSummaryList("list", data, has_more=len(found) > query.limit)
 
 
 @GROUP.operation("GET", "/v1/admin/jobs/{id}", errors=(404,), example=Example(path="/v1/admin/jobs/load-1"))
 async def get_any_job(api: Api, id: str) -> schema.JobSummary:
     """One of them."""
-    return _summary(api.daemon, _found(api.daemon, id))
+    return _job_summary(api.daemon, _find_job(api.daemon, id))
 
 
 @GROUP.operation(
@@ -75,11 +75,11 @@ async def cancel_any_job(api: Api, id: str) -> schema.JobSummary:
 
     400 `job_ended` for one that has ended. A batch ends once what it sent is answered.
     """
-    job = _found(api.daemon, id)
+    job = _find_job(api.daemon, id)
     if job.is_over:
         raise InvalidRequestError(f"{job.id} has ended: it is {job.state}.", code="job_ended")
     await api.daemon.jobs.cancel(job)
-    return _summary(api.daemon, job)
+    return _job_summary(api.daemon, job)
 
 
 @GROUP.operation(
@@ -91,19 +91,19 @@ async def cancel_any_job(api: Api, id: str) -> schema.JobSummary:
 )
 async def follow_any_job(api: Api, id: str, request: Request) -> Response:
     """Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again."""
-    daemon, job = api.daemon, _found(api.daemon, id)
-    return EventStream(events_of(daemon, job, lambda: _summary(daemon, job)), nullcontext())
+    daemon, job = api.daemon, _find_job(api.daemon, id)
+    return EventStream(events_of(daemon, job, lambda: _job_summary(daemon, job)), nullcontext())
 
 
-def _found(daemon: Daemon, job_id: str) -> jobs.Job:
-    """Raises NotFoundError."""
+def _find_job(daemon: Daemon, job_id: str) -> jobs.Job:
+    """The job with this id, of any kind. Raises NotFoundError."""
     if (job := daemon.jobs.get(job_id)) is None:
         message = f"There is no job {job_id[:100]!r}, or no longer; GET /v1/admin/jobs lists them."
         raise NotFoundError(message, code="job_not_found")
     return job
 
 
-def _summary(daemon: Daemon, job: jobs.Job) -> schema.JobSummary:
+def _job_summary(daemon: Daemon, job: jobs.Job) -> schema.JobSummary:
     kind = daemon.jobs.kinds[type(job)]
     progress: Progress = kind.progress(job)
     details = _DETAILS.get(type(job))
@@ -113,7 +113,7 @@ def _summary(daemon: Daemon, job: jobs.Job) -> schema.JobSummary:
         kind=job.kind,
         state=job.state,
         model=job.model,
-        owner=_owner(daemon, job.owner),
+        owner=_owner_name(daemon, job.owner),
         created_at=job.created_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
@@ -122,17 +122,17 @@ def _summary(daemon: Daemon, job: jobs.Job) -> schema.JobSummary:
         expected_s=job.expected_s if isinstance(job, jobs.Load) else None,
         message=progress.message or (job.error or {}).get("message"),
         details=None if details is None else details(job),
-        result=_result(job),
+        result=_result_path(job),
     )
 
 
-def _owner(daemon: Daemon, key_id: str | None) -> str | None:
-    """The name of the key, as long as it is there."""
+def _owner_name(daemon: Daemon, key_id: str | None) -> str | None:
+    """The name of the key, or its id if the key no longer exists."""
     names = (key.name for key in (*daemon.keyring.keys, daemon.local_key) if key is not None and key.id == key_id)
     return next(names, key_id)
 
 
-def _result(job: jobs.Job) -> str | None:
+def _result_path(job: jobs.Job) -> str | None:
     if isinstance(job, jobs.Batch) and job.has_output:
         return f"/v1/files/{job.output_file}/content"
     if isinstance(job, jobs.Inference) and job.result_bytes is not None:

@@ -1,6 +1,6 @@
 """Files of requests, and batches that answer them, as OpenAI's API has them; see `jobs.files` and `jobs.batches`.
 
-The form of an upload is written to disk as it comes, never held.
+The file of an upload goes to disk piece by piece, never whole into memory.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from supervisor.schema.operation import FORM, Example
 FILES: Final = "/v1/files"
 BATCHES: Final = "/v1/batches"
 LONGEST_S: Final = 30 * 86_400
-"""Of a batch's window."""
-VALUE_LIMIT: Final = 512  # bytes, of each field of an upload but the file, and of each header
+"""The longest window of a batch."""
+VALUE_LIMIT: Final = 512  # bytes of each header and of each field of an upload, except the file
 NAME_LIMIT: Final = 255  # characters of a file's name
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _PARTS_LIMIT: Final = 16
-_SLICE: Final = 32 * 1024  # parsed in one turn of the loop
+_SLICE: Final = 32 * 1024  # bytes parsed before other tasks get a turn
 _FRAMING: Final = 64 * 1024  # bytes of a form beside its file
 _FIELDS: Final = frozenset(schema.FileForm.__struct_fields__)
 _FILE_ID: Final = "file-0123456789abcdef01234567"
@@ -65,7 +65,7 @@ async def upload_file(api: Api, request: Request) -> schema.File:
 
     A form. Each line of `file` is a request: `custom_id`, `method` (`POST`), `url` (the endpoint of the batch) and `body`.
     """
-    return _file(api.daemon, await _uploaded(api.daemon, request))
+    return _view_of_file(api.daemon, await _store_upload(api.daemon, request))
 
 
 @GROUP.operation("GET", FILES, scope="inference")
@@ -78,16 +78,16 @@ async def list_files(api: Api, query: schema.FileQuery, request: Request) -> sch
     found = [file for file in files if query.purpose in {None, file.purpose}]
     if query.order == "desc":
         found.reverse()
-    page, has_more = _page(found, query.after, query.limit)
+    page, has_more = _page_after(found, query.after, query.limit)
     expiry = daemon.batches.expiry_of(page)
     data = [_file_view(file, expiry[file.id]) for file in page]
-    return schema.FileList("list", data, *_ends(page), has_more=has_more)
+    return schema.FileList("list", data, *_first_and_last_id(page), has_more=has_more)
 
 
 @GROUP.operation("GET", f"{FILES}/{{id}}", scope="inference", errors=(404,), example=_FILE)
 async def get_file(api: Api, id: str, request: Request) -> schema.File:
     """One of them."""
-    return _file(api.daemon, await _found_file(api.daemon, request, id))
+    return _view_of_file(api.daemon, await _find_file(api.daemon, request, id))
 
 
 @GROUP.operation(
@@ -103,7 +103,7 @@ async def read_file_content(api: Api, id: str, request: Request) -> Response:
 
     Of an output, a line for each request: `id`, `custom_id`, `response` (`status_code`, `request_id`, `body`) and `error`.
     """
-    found = await _found_file(api.daemon, request, id)
+    found = await _find_file(api.daemon, request, id)
     file = await api.daemon.files.open_file(found.id)
     size = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(pieces_of(file), 200, {"content-length": size}, "application/octet-stream")
@@ -112,19 +112,19 @@ async def read_file_content(api: Api, id: str, request: Request) -> Response:
 @GROUP.operation("DELETE", f"{FILES}/{{id}}", scope="inference", errors=(404, 507), example=_FILE)
 async def delete_file(api: Api, id: str, request: Request) -> schema.DeletedFile:
     """Forget it. 400 `file_in_use` while a batch reads it."""
-    file = await _found_file(api.daemon, request, id)
+    file = await _find_file(api.daemon, request, id)
     await api.daemon.batches.remove_file(file)
     return schema.DeletedFile(file.id, "file", deleted=True)
 
 
-async def _found_file(daemon: Daemon, request: Request, file_id: str) -> File:
+async def _find_file(daemon: Daemon, request: Request, file_id: str) -> File:
     """A file that this request may see. Raises NotFoundError."""
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
     return daemon.files.find(file_id, owner, is_admin=is_admin)
 
 
-def _file(daemon: Daemon, file: File) -> schema.File:
+def _view_of_file(daemon: Daemon, file: File) -> schema.File:
     return _file_view(file, daemon.batches.expiry_of([file])[file.id])
 
 
@@ -141,8 +141,8 @@ def _file_view(file: File, expires_at: float | None) -> schema.File:
     )
 
 
-def _page(found: list[_R], after: str | None, most: int) -> tuple[list[_R], bool]:
-    """Those behind `after`, and whether more follow. Raises InvalidRequestError."""
+def _page_after(found: list[_R], after: str | None, most: int) -> tuple[list[_R], bool]:
+    """At most `most` entries after the id `after`, and whether more follow. Raises InvalidRequestError."""
     if after is not None:
         at = next((place for place, each in enumerate(found, 1) if each.id == after), None)
         if at is None:
@@ -151,8 +151,8 @@ def _page(found: list[_R], after: str | None, most: int) -> tuple[list[_R], bool
     return found[:most], len(found) > most
 
 
-def _ends(page: list[_R]) -> tuple[str | None, str | None]:
-    """The ids of the first and the last one."""
+def _first_and_last_id(page: list[_R]) -> tuple[str | None, str | None]:
+    """The ids of the page's first and last entry."""
     return (page[0].id, page[-1].id) if page else (None, None)
 
 
@@ -176,8 +176,8 @@ async def create_batch(api: Api, body: schema.BatchRequest, request: Request) ->
     default they go last.
     """
     daemon = api.daemon
-    endpoint, window_s = _endpoint(daemon, body.endpoint), _window_s(body.completion_window)
-    file = await _found_file(daemon, request, body.input_file_id)
+    endpoint, window_s = _served_endpoint(daemon, body.endpoint), _window_s(body.completion_window)
+    file = await _find_file(daemon, request, body.input_file_id)
     if file.purpose != "batch":
         raise InvalidRequestError(f"{file.id} has the purpose {file.purpose}, not batch.", param="input_file_id")
     owner, _ = owner_of(request.scope["state"])
@@ -191,7 +191,7 @@ async def create_batch(api: Api, body: schema.BatchRequest, request: Request) ->
         headers=headers,
         metadata=body.metadata,
     )
-    return await _view(daemon, batch)
+    return await _batch_view(daemon, batch)
 
 
 @GROUP.operation("GET", BATCHES, scope="inference")
@@ -200,9 +200,9 @@ async def list_batches(api: Api, query: schema.BatchQuery, request: Request) -> 
     await api.daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
     found = api.daemon.jobs.listing(Batch, owner, is_admin=is_admin)
-    page, has_more = _page(found, query.after, query.limit)
-    data = [await _view(api.daemon, batch) for batch in page]
-    return schema.BatchList("list", data, *_ends(page), has_more=has_more)
+    page, has_more = _page_after(found, query.after, query.limit)
+    data = [await _batch_view(api.daemon, batch) for batch in page]
+    return schema.BatchList("list", data, *_first_and_last_id(page), has_more=has_more)
 
 
 @GROUP.operation(
@@ -214,7 +214,7 @@ async def list_batches(api: Api, query: schema.BatchQuery, request: Request) -> 
 )
 async def get_batch(api: Api, id: str, request: Request) -> schema.Batch:
     """One of them."""
-    return await _view(api.daemon, await _found_batch(api.daemon, request, id))
+    return await _batch_view(api.daemon, await _find_batch(api.daemon, request, id))
 
 
 @GROUP.operation(
@@ -229,20 +229,20 @@ async def cancel_batch(api: Api, id: str, request: Request) -> schema.Batch:
 
     400 `batch_ended` where it has ended in another way.
     """
-    batch = await _found_batch(api.daemon, request, id)
+    batch = await _find_batch(api.daemon, request, id)
     await api.daemon.batches.cancel(batch)
-    return await _view(api.daemon, batch)
+    return await _batch_view(api.daemon, batch)
 
 
-async def _found_batch(daemon: Daemon, request: Request, batch_id: str) -> Batch:
+async def _find_batch(daemon: Daemon, request: Request, batch_id: str) -> Batch:
     """A batch that this request may see. Raises NotFoundError."""
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
     return daemon.jobs.find(Batch, batch_id, owner, is_admin=is_admin, code="batch_not_found")
 
 
-def _endpoint(daemon: Daemon, requested: str) -> str:
-    """Raises InvalidRequestError, which names those that work."""
+def _served_endpoint(daemon: Daemon, requested: str) -> str:
+    """The requested endpoint. Raises InvalidRequestError, with the list of served endpoints."""
     served = [
         path
         for path in ENDPOINTS
@@ -255,7 +255,7 @@ def _endpoint(daemon: Daemon, requested: str) -> str:
 
 
 def _window_s(window: str) -> float:
-    """Raises InvalidRequestError."""
+    """The window in seconds. Raises InvalidRequestError."""
     seconds = int(window[:-1]) * _SECONDS[window[-1]]
     if seconds > LONGEST_S:
         message = "completion_window must be 24h, or another time up to 30d, such as 30m or 7d."
@@ -263,8 +263,8 @@ def _window_s(window: str) -> float:
     return seconds
 
 
-async def _view(daemon: Daemon, batch: Batch) -> schema.Batch:
-    """A batch as OpenAI's clients get it."""
+async def _batch_view(daemon: Daemon, batch: Batch) -> schema.Batch:
+    """A batch in OpenAI's format."""
     completed, failed = await daemon.batches.counts(batch)
     problems = [schema.BatchProblem(each.code, each.message, each.param, each.line) for each in batch.problems]
 
@@ -301,8 +301,8 @@ async def _view(daemon: Daemon, batch: Batch) -> schema.Batch:
 # ---------------------------------------------------------------------------------------------------------------- uploads
 
 
-async def _uploaded(daemon: Daemon, request: Request) -> File:
-    """The file of a form, on disk. Raises LlmuxError."""
+async def _store_upload(daemon: Daemon, request: Request) -> File:
+    """Store the file of a form on disk. Raises LlmuxError."""
     limit = daemon.catalog.limits.files_mib << 20
     content_type = head_of(request.scope).media_type()
     kind, options = parse_options_header(content_type[:1024])
@@ -319,7 +319,7 @@ async def _uploaded(daemon: Daemon, request: Request) -> File:
     file = files.begin(owner, "batch")
     try:
         waiting = bytearray()
-        async for piece in _pieces(request.receive):
+        async for piece in _body_pieces(request.receive):
             waiting += form.parse(piece)
             if file.bytes + len(waiting) > limit:
                 raise _too_large(limit)
@@ -333,12 +333,12 @@ async def _uploaded(daemon: Daemon, request: Request) -> File:
         file.filename = form.filename
         await files.keep(file)
     finally:
-        files.drop(file)  # unless it is kept
+        files.drop(file)  # no effect after `keep`
     return file
 
 
-async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
-    """The body in small pieces, as it comes. Raises ClientDisconnectedError."""
+async def _body_pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """The body in small pieces, as they arrive. Raises ClientDisconnectedError."""
     more = True
     while more:
         message = await receive()
@@ -354,17 +354,17 @@ def _too_large(limit: int) -> TooLargeError:
 
 
 class _Form:
-    """The fields of a form that comes in pieces. All methods but `check` raise InvalidRequestError for what is no such form."""
+    """Parses an upload form piece by piece. All methods except `check` raise InvalidRequestError for an invalid form."""
 
     def __init__(self, boundary: bytes) -> None:
         self.filename = ""
         self._purpose = bytearray()
-        self._field = ""  # the one that is being read
-        self._seen: set[str] = set()
+        self._field = ""  # the current field
+        self._seen_fields: set[str] = set()
         self._parts = 0
         self._header = bytearray()
         self._value = bytearray()
-        self._found = bytearray()  # of the file, since the last `parse`
+        self._file_data = bytearray()  # the file's bytes of the current `parse`
         self._is_complete = False
         calls: dict[str, Callable[..., None]] = {
             "on_part_begin": self._part_begin,
@@ -374,27 +374,27 @@ class _Form:
             "on_header_end": self._header_end,
             "on_headers_finished": self._headers_finished,
             "on_part_data": self._part_data,
-            "on_end": self._end,
+            "on_end": self._form_end,
         }
         try:
             self._parser = MultipartParser(boundary, calls)  # type: ignore[arg-type]
-        except FormParserError as error:  # of a boundary that is too long
+        except FormParserError as error:  # the boundary is too long
             raise InvalidRequestError(f"The form can't be read: {error}.") from error
 
     def parse(self, piece: bytes) -> bytes:
-        """What of the file is in this piece of the form."""
-        self._found.clear()
+        """Parse a piece of the form. Returns the file's bytes in it."""
+        self._file_data.clear()
         try:
             self._parser.write(piece)
         except FormParserError as error:
             raise InvalidRequestError(f"The form can't be read: {error}.") from error
-        return bytes(self._found)
+        return bytes(self._file_data)
 
     def check(self) -> None:
-        """All of it has come. Raises InvalidRequestError for what is missing or not offered."""
+        """Check the form at its end. Raises InvalidRequestError for missing parts or another purpose."""
         if not self._is_complete:
             raise InvalidRequestError("The form has no end: a last boundary, followed by two hyphens.")
-        if "file" not in self._seen:
+        if "file" not in self._seen_fields:
             raise InvalidRequestError("The form has no file: send it as the field `file`.", param="file")
         if bytes(self._purpose) != b"batch":
             raise InvalidRequestError("purpose must be batch: no other files are kept here.", param="purpose")
@@ -410,18 +410,18 @@ class _Form:
         self._value.clear()
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._grow(self._header, data[start:end])
+        self._append_limited(self._header, data[start:end])
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._grow(self._value, data[start:end])
+        self._append_limited(self._value, data[start:end])
 
     def _header_end(self) -> None:
         if self._header.lower() != b"content-disposition":
             return
         _, options = parse_options_header(bytes(self._value))
-        self._name(options)
+        self._read_names(options)
 
-    def _name(self, options: Mapping[bytes, bytes]) -> None:
+    def _read_names(self, options: Mapping[bytes, bytes]) -> None:
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         if self._field == "file":
             name = options.get(b"filename", b"").decode("utf-8", "replace")
@@ -432,20 +432,20 @@ class _Form:
         if name not in _FIELDS:
             message = f"{name[:100]}: not offered; a file is kept as long as limits.jobs_keep_s says."
             raise InvalidRequestError(message, param=name[:100] or None)
-        if name in self._seen:
+        if name in self._seen_fields:
             raise InvalidRequestError(f"The form has `{name}` twice.", param=name)
-        self._seen.add(name)
+        self._seen_fields.add(name)
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._field == "file":
-            self._found += data[start:end]
+            self._file_data += data[start:end]
         else:
-            self._grow(self._purpose, data[start:end])
+            self._append_limited(self._purpose, data[start:end])
 
-    def _end(self) -> None:
+    def _form_end(self) -> None:
         self._is_complete = True
 
-    def _grow(self, text: bytearray, piece: bytes) -> None:
+    def _append_limited(self, text: bytearray, piece: bytes) -> None:
         text += piece
         if len(text) > VALUE_LIMIT:
             raise InvalidRequestError(f"A field or a header of the form is longer than {VALUE_LIMIT} bytes.")

@@ -1,4 +1,4 @@
-"""Clients: what each did, whether it has to pause, and its profile."""
+"""Clients: their requests so far, pauses and profiles."""
 
 from __future__ import annotations
 

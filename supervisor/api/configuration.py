@@ -1,4 +1,4 @@
-"""Edits of the configuration's file, and models that are added to it, for the scope `configure`."""
+"""Edits of the configuration's file, and additions of models to it, for the scope `configure`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from supervisor.schema.operation import Example, Parameter
 
 PATH: Final = "/v1/admin/config"
 MOST_BODY: Final = 6 * MAX_BYTES + 4096
-"""JSON may take six characters for one of the text."""
+"""JSON may need six characters for one character of the text."""
 _IF_MATCH: Final = Parameter(
     "If-Match", "The ETag of the file for which the edit was made.", place="header", required=True
 )
@@ -43,7 +43,7 @@ GROUP: Final = Group(
 
 
 class NoVersionError(LlmuxError):
-    """A change that doesn't say which version of the file it was made for."""
+    """A change without the version of the file that it is based on."""
 
     status = HTTPStatus.PRECONDITION_REQUIRED
     type = "invalid_request_error"

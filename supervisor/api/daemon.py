@@ -1,4 +1,4 @@
-"""The daemon itself: which it is, its settings, sets and tasks, usage, a reload, an upgrade."""
+"""The daemon itself: its version and files, settings, sets and tasks, usage, reload, upgrade."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def read_info(api: Api) -> Info:
 @GROUP.operation("GET", "/v1/admin/tasks")
 async def list_tasks(api: Api) -> TaskList:
     """Every [task](tasks.md), with its keys, its candidates as they are now, and whom a request would go to."""
-    return TaskList("list", [_task(api.daemon, name) for name in api.daemon.catalog.tasks])
+    return TaskList("list", [_task_view(api.daemon, name) for name in api.daemon.catalog.tasks])
 
 
 @GROUP.operation(
@@ -90,11 +90,11 @@ async def list_tasks(api: Api) -> TaskList:
 )
 async def get_task(api: Api, name: str) -> Task:
     """One of them, by its public name: `task:NAME`."""
-    return _task(api.daemon, name)
+    return _task_view(api.daemon, name)
 
 
-def _task(daemon: Daemon, name: str) -> Task:
-    """Raises NotFoundError."""
+def _task_view(daemon: Daemon, name: str) -> Task:
+    """The task with this name, in its current state. Raises NotFoundError."""
     task = daemon.catalog.resolve(name)
     if not isinstance(task, catalog.Task):
         raise NotFoundError(f"{name[:200]!r} is no task; GET /v1/admin/tasks lists them.", code="model_not_found")
@@ -110,21 +110,21 @@ def _task(daemon: Daemon, name: str) -> Task:
         keep_alive_s=config.keep_alive_s,
         budget_s=config.budget_s,
         allow_remote=config.allow_remote,
-        candidates=[_candidate(daemon, task, at, rung, is_allowed=at in usable) for at, rung in enumerate(steps)],
+        candidates=[_candidate_view(daemon, task, at, rung, is_allowed=at in usable) for at, rung in enumerate(steps)],
         chosen=task.candidates[chosen].name,
         reason=first_reason(chosen),
-        why=_why(task, steps, chosen),
+        why=_choice_text(task, steps, chosen),
     )
 
 
-def _candidate(daemon: Daemon, task: catalog.Task, at: int, rung: Rung, *, is_allowed: bool) -> Candidate:
+def _candidate_view(daemon: Daemon, task: catalog.Task, at: int, rung: Rung, *, is_allowed: bool) -> Candidate:
     route = task.candidates[at]
     status = daemon.engine.model(route.model.id)
     state = None if status is None else status.state.value
     return Candidate(route.name, route.model.id, state, rung.is_ready, rung.is_remote, is_allowed)
 
 
-def _why(task: catalog.Task, steps: tuple[Rung, ...], chosen: int) -> str:
+def _choice_text(task: catalog.Task, steps: tuple[Rung, ...], chosen: int) -> str:
     names = [candidate.name for candidate in task.candidates]
     name = names[chosen]
     if chosen == 0:
@@ -159,8 +159,8 @@ async def read_usage(api: Api, query: UsageQuery, request: Request) -> Response 
     """
     if api.daemon.request_log is None:
         raise UnavailableError("Usage isn't counted here.")
-    last = _day("to", query.last, today())
-    first = _day("from", query.first, date.fromordinal(max(1, last.toordinal() - SHOWN_DAYS + 1)))
+    last = _parse_day("to", query.last, today())
+    first = _parse_day("from", query.first, date.fromordinal(max(1, last.toordinal() - SHOWN_DAYS + 1)))
     if first > last:
         raise InvalidRequestError(f"from: {first} is after {last}, the last day: change one of them.", param="from")
     found = [
@@ -177,7 +177,7 @@ async def read_usage(api: Api, query: UsageQuery, request: Request) -> Response 
     return Response(as_csv(data, by_model=query.by_model), headers=headers, media_type=CSV)
 
 
-def _day(name: str, text: str | None, default: date) -> date:
+def _parse_day(name: str, text: str | None, default: date) -> date:
     try:
         return default if text is None else date.fromisoformat(text)
     except ValueError as error:

@@ -60,20 +60,20 @@ async def read_health(api: Api) -> Response:
     "queueDepth": 3}`. It is also 503, `unhealthy` with a `reason`, when a model's last start ran out of memory (`gpu_oom`), all
     models have failed (`all_models_failed`), the queue is full (`queue_full`), or memory wasn't read yet (`starting`).
     """
-    view = runner_health(api.daemon) if api.daemon.catalog.server.health == "runner" else _health(api)
+    view = runner_health(api.daemon) if api.daemon.catalog.server.health == "runner" else _health_view(api)
     is_serving = view.status in {"ok", "healthy"}
     code = HTTPStatus.OK if is_serving else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(msgspec.json.encode(view), code, media_type=JSON)
 
 
-def _health(api: Api) -> Health:
+def _health_view(api: Api) -> Health:
     engine = api.daemon.engine
     queue = engine.queue()
     return Health("stopping" if queue.is_stopping else "ok", [*engine.answering()], queue.waiting)
 
 
 def runner_health(daemon: Daemon) -> RunnerHealth:
-    """The health in a model runner's form."""
+    """The health in the format of model runners."""
     found = trouble(daemon)
     return RunnerHealth(
         status="healthy" if found is None else "unhealthy",

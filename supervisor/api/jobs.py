@@ -1,4 +1,4 @@
-"""Jobs: inference requests whose clients don't wait; see `jobs.inference`."""
+"""Jobs: inference requests without a waiting client; see `jobs.inference`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from supervisor.schema.operation import EVENTS, JSON, Example
 
 LOOK_S: Final = 1.0
 PIECE: Final = 1 << 20
-"""Bytes of a result that are in memory at once."""
+"""The bytes of a result in memory at the same time."""
 FOR_DAEMON: Final = "This request asks something of llmux itself, which is no job."
 _FIELDS: Final = frozenset(schema.JobRequest.__struct_fields__)
-_NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
+_NOT_OFFERED: Final = "identity"  # a workload of the program that these jobs are modelled on
 _ID: Final = "/v1/jobs/job_0123456789abcdef"
 _NEEDS: Final = "the id of a job"
 GROUP: Final = Group(
@@ -71,7 +71,7 @@ async def create_job(api: Api, request: Request) -> Response:
         job = await daemon.inference.add(endpoint, model, headers, body, owner)
     finally:
         buffer.release()
-    return Response(msgspec.json.encode(_view(daemon, job)), 202, {"location": f"/v1/jobs/{job.id}"}, JSON)
+    return Response(msgspec.json.encode(_job_view(daemon, job)), 202, {"location": f"/v1/jobs/{job.id}"}, JSON)
 
 
 @GROUP.operation("GET", "/v1/jobs", scope="inference")
@@ -81,22 +81,22 @@ async def list_jobs(api: Api, query: schema.JobQuery, request: Request) -> schem
     await jobs.expire(Inference)
     owner, is_admin = owner_of(request.scope["state"])
     found = [job for job in jobs.listing(Inference, owner, is_admin=is_admin) if query.status in {None, job.state}]
-    data = [_view(api.daemon, job) for job in found[: query.limit]]
+    data = [_job_view(api.daemon, job) for job in found[: query.limit]]
     return schema.JobList("list", data, has_more=len(found) > query.limit)
 
 
 @GROUP.operation("GET", "/v1/jobs/{id}", scope="inference", errors=(404,), example=Example(path=_ID, needs=_NEEDS))
 async def get_job(api: Api, id: str, request: Request) -> schema.Job:
     """One of them."""
-    job = await _found(api.daemon, request, id)
+    job = await _find_job(api.daemon, request, id)
     await _refresh_progress(api.daemon, job)
-    return _view(api.daemon, job)
+    return _job_view(api.daemon, job)
 
 
 @GROUP.operation("DELETE", "/v1/jobs/{id}", scope="inference", errors=(404,), example=Example(path=_ID, needs=_NEEDS))
 async def delete_job(api: Api, id: str, request: Request) -> schema.DeletedJob:
     """Forget it, with its result. One that runs is cancelled."""
-    job = await _found(api.daemon, request, id)
+    job = await _find_job(api.daemon, request, id)
     await api.daemon.jobs.remove(job)
     return schema.DeletedJob(job.id, "job", deleted=True)
 
@@ -114,7 +114,7 @@ async def read_result(api: Api, id: str, request: Request) -> Response:
 
     400 `job_not_completed` as long as there is none.
     """
-    job = await _found(api.daemon, request, id)
+    job = await _find_job(api.daemon, request, id)
     if job.state != "completed":
         raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
     file = await api.daemon.inference.result(job)
@@ -132,8 +132,8 @@ async def read_result(api: Api, id: str, request: Request) -> Response:
 )
 async def follow_job(api: Api, id: str, request: Request) -> Response:
     """Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again."""
-    daemon, job = api.daemon, await _found(api.daemon, request, id)
-    return EventStream(events_of(daemon, job, lambda: _view(daemon, job)), nullcontext())
+    daemon, job = api.daemon, await _find_job(api.daemon, request, id)
+    return EventStream(events_of(daemon, job, lambda: _job_view(daemon, job)), nullcontext())
 
 
 @GROUP.operation(
@@ -145,13 +145,13 @@ async def follow_job(api: Api, id: str, request: Request) -> Response:
 )
 async def cancel_job(api: Api, id: str, request: Request) -> schema.Job:
     """End it, wherever it stands."""
-    job = await _found(api.daemon, request, id)
+    job = await _find_job(api.daemon, request, id)
     await api.daemon.jobs.cancel(job)
-    return _view(api.daemon, job)
+    return _job_view(api.daemon, job)
 
 
 async def _requested_job(daemon: Daemon, request: Request, buffer: RequestBuffer) -> tuple[str, str | None, bytes]:
-    """Endpoint, model and body. Raises LlmuxError."""
+    """The job's endpoint, model and body. Raises LlmuxError."""
     limit = daemon.catalog.limits.body_mib * 1024 * 1024
     opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, buffer))
     if unknown := sorted(opened.fields.keys() - _FIELDS):
@@ -174,18 +174,18 @@ async def _requested_job(daemon: Daemon, request: Request, buffer: RequestBuffer
     raw = await opened.field("body")
     if raw is None or raw[:1] != b"{":
         raise InvalidRequestError('"body" must be the JSON object that the endpoint takes.', param="body")
-    model, body = await _checked(daemon, dialect, endpoint, raw)
+    model, body = await _check_request(daemon, dialect, endpoint, raw)
     return endpoint, model, bytes(body)
 
 
 async def check_line(daemon: Daemon, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
     """See `jobs.batches.Check`."""
     dialect = dialect_of({"method": "POST", "path": endpoint, "headers": []})
-    return await _checked(daemon, dialect, endpoint, body)
+    return await _check_request(daemon, dialect, endpoint, body)
 
 
-async def _checked(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
-    """The model and the body of a request that is sent later. Raises LlmuxError."""
+async def _check_request(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+    """Check a request for later. Returns its model and its body. Raises LlmuxError."""
     opened = await JsonBody.open(body)
     if opened.stream:
         raise InvalidRequestError("The result comes in one piece: leave stream out.", param="body.stream")
@@ -199,25 +199,25 @@ async def _checked(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) 
 
 
 async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Its content, as its client reads; then it is closed."""
+    """The file's content in pieces, read as the client reads. Closes the file at the end."""
     with file:
         while piece := await asyncio.to_thread(file.read, PIECE):
             yield piece
 
 
-async def _found(daemon: Daemon, request: Request, job_id: str) -> Inference:
+async def _find_job(daemon: Daemon, request: Request, job_id: str) -> Inference:
     """A job that this request may see. Raises NotFoundError."""
     await daemon.jobs.expire(Inference)
     owner, is_admin = owner_of(request.scope["state"])
     return daemon.jobs.find(Inference, job_id, owner, is_admin=is_admin)
 
 
-def _view(daemon: Daemon, job: Inference) -> schema.Job:
+def _job_view(daemon: Daemon, job: Inference) -> schema.Job:
     keep_s = daemon.catalog.limits.jobs_keep_s
     return schema.Job(
         id=job.id,
         object="job",
-        status=cast("schema.JobState", job.state),  # these neither expire nor are interrupted
+        status=cast("schema.JobState", job.state),  # inference jobs are never expired or interrupted
         endpoint=job.endpoint,
         model=job.model,
         created_at=job.created_at,
@@ -226,7 +226,7 @@ def _view(daemon: Daemon, job: Inference) -> schema.Job:
         expires_at=None if job.ended_at is None else round(job.ended_at + keep_s, 3),
         tries=job.tries,
         ahead=daemon.inference.ahead(job) if job.state == "queued" else 0,
-        progress=_progress(daemon, job),
+        progress=_job_progress(daemon, job),
         result=f"/v1/jobs/{job.id}/result" if job.result_bytes is not None else None,
         result_bytes=job.result_bytes,
         content_type=job.content_type or None,
@@ -234,8 +234,8 @@ def _view(daemon: Daemon, job: Inference) -> schema.Job:
     )
 
 
-def _progress(daemon: Daemon, job: Inference) -> schema.JobProgress | None:
-    """Where its request stands now; None between two tries."""
+def _job_progress(daemon: Daemon, job: Inference) -> schema.JobProgress | None:
+    """The progress of the job's current request; None between two tries."""
     if (found := daemon.inference.request_of(job)) is None:
         return None
     model = None if found.attempt.model is None else daemon.engine.model(found.attempt.model)
@@ -251,13 +251,13 @@ def _progress(daemon: Daemon, job: Inference) -> schema.JobProgress | None:
 
 
 async def _refresh_progress(daemon: Daemon, job: Job) -> None:
-    """Its progress as a stream of events."""
+    """Ask the worker for the current step of the job's request."""
     if isinstance(job, Inference) and (found := daemon.inference.request_of(job)) is not None:
         await daemon.steps.look([found])
 
 
 async def events_of(daemon: Daemon, job: Job, look: Callable[[], msgspec.Struct]) -> AsyncGenerator[bytes, None]:
-    """Each change of how it looks, the last one when it is over. A daemon that ends or hands over cuts it short."""
+    """An event for each change of the job's view, the last when it is over. Ends early if the daemon stops or hands over."""
     sent, sent_at = None, 0.0
     while True:
         await _refresh_progress(daemon, job)

@@ -30,7 +30,7 @@ async def read_memory(api: Api) -> Response:
     `parts`, `learned`, `raised`. `source` is one of `explicit`, `learned`, `computed`, `file_size`, `name`, `default`; see
     [memory](architecture.md#memory).
     """
-    # The devices are those of the first moment; a model that loads meanwhile may hold memory that they show as free.
+    # The devices show the state at the beginning: a model that loads meanwhile may use memory that they show as free.
     return await listed(memory_views(api.daemon), "models", devices=device_views(api.daemon))
 
 

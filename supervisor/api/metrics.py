@@ -1,7 +1,7 @@
 """`GET /metrics`: llmux's own counters and those of its workers, in Prometheus's text format.
 
-Workers' own metrics are fetched at the same moment, all at once, and passed on with a `model` label. A worker that does
-not answer in time is left out.
+llmux fetches the metrics of all workers in parallel for each request, and adds a `model` label. It leaves out a worker that
+doesn't answer in time.
 
 A scraper drops a whole response for one invalid line or one duplicate label, so every line is checked. Malformed samples
 are left out. A worker's own label `model` becomes `exported_model` (Prometheus does the same). The samples of a metric are
@@ -32,7 +32,7 @@ _SAMPLE: Final = re.compile(
     r"(?<=[ \t}])([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|(?i:inf|nan))(?:[ \t]+-?\d+)?)[ \t]*"
 )
 _ABOUT: Final = re.compile(rf"#[ \t]+(HELP|TYPE)[ \t]+({_NAME})(?:[ \t]+(.*))?")
-_PARTS: Final = ("", "_bucket", "_sum", "_count", "_total", "_created")  # what a metric's samples may add to its name
+_PARTS: Final = ("", "_bucket", "_sum", "_count", "_total", "_created")  # suffixes of a metric's samples
 
 
 async def exposition(daemon: Daemon) -> Response:
@@ -51,7 +51,7 @@ async def exposition(daemon: Daemon) -> Response:
 
 @dataclass(slots=True)
 class _Metric:
-    about: dict[str, str] = field(default_factory=dict)  # HELP and TYPE, as the first worker tells them
+    about: dict[str, str] = field(default_factory=dict)  # HELP and TYPE lines of the first worker that has them
     samples: list[str] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ def together(texts: Iterable[tuple[str, bytes]], taken: Container[str]) -> bytes
     """The metrics of several models' workers as one text, each sample with its `model`, without the names in `taken`."""
     metrics: dict[str, _Metric] = {}
     for model, text in texts:
-        _read(metrics, model, text.decode("utf-8", "replace"))
+        _add_samples(metrics, model, text.decode("utf-8", "replace"))
     lines = [
         line
         for name, metric in metrics.items()
@@ -69,7 +69,7 @@ def together(texts: Iterable[tuple[str, bytes]], taken: Container[str]) -> bytes
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _read(metrics: dict[str, _Metric], model: str, text: str) -> None:
+def _add_samples(metrics: dict[str, _Metric], model: str, text: str) -> None:
     quoted = '"{}"'.format(model.replace("\\", "\\\\").replace('"', '\\"'))
     current = ""
     for line in text.split("\n"):
@@ -77,14 +77,16 @@ def _read(metrics: dict[str, _Metric], model: str, text: str) -> None:
             if about := _ABOUT.fullmatch(line):
                 current = about[2]
                 metrics.setdefault(current, _Metric()).about.setdefault(about[1], line)
-        elif (sample := _SAMPLE.fullmatch(line.strip())) and (labels := _labels(sample[2] or "", quoted)) is not None:
+        elif (sample := _SAMPLE.fullmatch(line.strip())) and (
+            labels := _labels_with_model(sample[2] or "", quoted)
+        ) is not None:
             name = sample[1]
             of = current if current and name in {current + part for part in _PARTS} else name
             metrics.setdefault(of, _Metric()).samples.append(f"{name}{{{labels}}} {sample[3]}")
 
 
-def _labels(text: str, model: str) -> str | None:
-    """The labels with `model` before them; None if they can't be read, or a label stands twice."""
+def _labels_with_model(text: str, model: str) -> str | None:
+    """The labels after an added `model`; None if they can't be read, or a label appears twice."""
     found = {"model": model}
     at, text = 0, text.rstrip()
     while at < len(text):

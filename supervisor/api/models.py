@@ -25,7 +25,7 @@ from supervisor.schema.load import Load, LoadList
 from supervisor.schema.model import LoadRequest, LogQuery, ModelList, ModelView, PinRequest, UnloadQuery
 from supervisor.schema.operation import EVENTS, PLAIN, Example, Parameter
 
-LINE_BYTES: Final = 512  # longer lines are not shown in full anyway
+LINE_BYTES: Final = 512  # enough for the lines that clients show in full
 FOLLOW_INTERVAL_S: Final = 0.3
 RESTARTED: Final = "[the daemon restarted; what follows was written since the connection broke]"
 _NAME: Final = "/v1/admin/models/Tiny-Instruct"
@@ -35,12 +35,12 @@ GROUP: Final = Group(
 )
 
 
-def _physical(api: Api, name: str) -> ModelId:
-    """The model behind a name. Raises NotFoundError."""
+def _model_named(api: Api, name: str) -> ModelId:
+    """The model for a public name. Raises NotFoundError."""
     return api.daemon.catalog.resolve(name).model.id
 
 
-async def _view(api: Api, model: ModelId) -> ModelView:
+async def _view_of(api: Api, model: ModelId) -> ModelView:
     await api.daemon.know_capabilities()
     found = model_view(api.daemon, model)
     if found is None:
@@ -52,7 +52,7 @@ async def _view(api: Api, model: ModelId) -> ModelView:
 async def list_models(api: Api) -> Response:
     """All models. Each has the fields of `GET /v1/admin/models/{name}`."""
     await api.daemon.know_capabilities()
-    # Each model is shown as it is in one moment, and a later one in a later moment.
+    # Each view is made later than the one before, with the state at that moment.
     views = (model_view(api.daemon, model) for model in api.daemon.catalog.models)
     return await listed((view for view in views if view is not None), object="list")
 
@@ -60,7 +60,7 @@ async def list_models(api: Api) -> Response:
 @GROUP.operation("GET", "/v1/admin/models/{name:path}", errors=(404,), example=Example(path=_NAME))
 async def get_model(api: Api, name: str) -> ModelView:
     """One model's whole state."""
-    return await _view(api, _physical(api, name))
+    return await _view_of(api, _model_named(api, name))
 
 
 @GROUP.operation(
@@ -83,9 +83,9 @@ async def load_model(api: Api, name: str, body: LoadRequest) -> ModelView:
     A load gives a failed model a fresh start. It continues if the caller disconnects. If it fails, the response is 503
     `load_failed` or `runtime_not_installed`.
     """
-    model = _physical(api, name)
+    model = _model_named(api, name)
     await loading.load(api.daemon, model, body.overrides, name)
-    return await _view(api, model)
+    return await _view_of(api, model)
 
 
 @GROUP.operation(
@@ -96,9 +96,9 @@ async def load_model(api: Api, name: str, body: LoadRequest) -> ModelView:
 )
 async def unload_model(api: Api, name: str, query: UnloadQuery) -> ModelView:
     """Unload the model after its running requests; the answer comes when its memory is back."""
-    model = _physical(api, name)
+    model = _model_named(api, name)
     await loading.unload(api.daemon, model, name, force=query.force)
-    return await _view(api, model)
+    return await _view_of(api, model)
 
 
 @GROUP.operation(
@@ -112,9 +112,9 @@ async def pin_model(api: Api, name: str, body: PinRequest) -> ModelView:
 
     `{"pin": false}` removes the protection, even if the configuration pins the model. Both last until the daemon ends.
     """
-    model = _physical(api, name)
+    model = _model_named(api, name)
     api.daemon.engine.post(PinRequested(model, body.pin))
-    return await _view(api, model)
+    return await _view_of(api, model)
 
 
 @GROUP.operation(
@@ -140,37 +140,37 @@ async def read_logs(api: Api, name: str, query: LogQuery, request: Request) -> R
     path = daemon.fleet.log_path(first if known is None else replica)
     if query.follow:
         reader, after = LogReader(path), request.headers.get("last-event-id")
-        begin = partial(_resume, reader, after, api.run) if after else partial(reader.begin, query.lines)
+        begin = partial(_lines_since, reader, after, api.run) if after else partial(reader.begin, query.lines)
         closing = daemon.hub.subscribe(())
-        return EventStream(_follow(reader, begin, api.run, closing), closing)
+        return EventStream(_follow_lines(reader, begin, api.run, closing), closing)
     lines = query.lines
     kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
     return PlainTextResponse("".join(f"{line}\n" for line in kept))
 
 
-def _resume(reader: LogReader, after: str, run: str) -> list[str]:
-    """The lines that were added since a client got the one with the id `after`."""
+def _lines_since(reader: LogReader, after: str, run: str) -> list[str]:
+    """The lines that were added after the line with the id `after`."""
     daemon, _, position = after.partition("-")
     lines = reader.resume(position)
     return lines if daemon == run else [RESTARTED, *lines]
 
 
-async def _follow(
+async def _follow_lines(
     reader: LogReader, begin: Callable[[], list[str]], run: str, closing: Subscription
 ) -> AsyncGenerator[bytes, None]:
-    """The lines that `begin` finds, then every line that is added, until the daemon stops. The last line of each piece has an id."""
+    """The lines that `begin` returns, then each new line, until the daemon stops. The last line of each piece has an id."""
     found = await asyncio.to_thread(begin)
-    yield b": following\n\n" + _data(found, f"{run}-{reader.position}")
+    yield b": following\n\n" + _encode_lines(found, f"{run}-{reader.position}")
     silent_s = 0.0
     while await closing.next(FOLLOW_INTERVAL_S) is not None:
         found = await asyncio.to_thread(reader.read)
         silent_s = 0.0 if found else silent_s + FOLLOW_INTERVAL_S
         if found or silent_s >= KEEPALIVE_S:
             silent_s = 0.0
-            yield _data(found, f"{run}-{reader.position}")
+            yield _encode_lines(found, f"{run}-{reader.position}")
 
 
-def _data(lines: list[str], identity: str) -> bytes:
+def _encode_lines(lines: list[str], identity: str) -> bytes:
     events = [f"data: {line}\n\n" for line in lines]
     if events:
         events[-1] = f"id: {identity}\n{events[-1]}"

@@ -1,8 +1,8 @@
-"""`GET /openapi.json`: what llmux serves, as an OpenAPI 3.1 document.
+"""`GET /openapi.json`: all operations of llmux, as an OpenAPI 3.1 document.
 
-Made of the dialects' lists of operations and of the daemon's own operations, at the first request, once for each process;
-no request but those for it pays for it. The document has every path that a configuration may serve: a path of inference is
-there only while a configured model has it.
+The first request for the document builds it from the dialects' and the daemon's own operations, once per process; no other
+request pays for that. The document has every path that a configuration may serve: llmux serves an inference path only while
+a configured model has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXAMPLES: Final = Path(__file__).with_name("examples.json")
 """The recorded answers to the examples: `python -m tools.api_examples` writes them."""
 COMMON_ERRORS: Final = (400, 401, 403)
 RUN_ERRORS: Final = (404, 410, 413, 429, 502, 503, 504)
-RETRIES: Final = frozenset({409, 429, 503, 504})  # answers that may say when to try again
+RETRIES: Final = frozenset({409, 429, 503, 504})  # statuses with a `retry-after` header
 _PLACE: Final = re.compile(r"{(\w+)}")
 _DESCRIPTION: Final = (
     "One address for every model: requests wait while their model is loaded. A path of inference is served while a configured "
@@ -72,7 +72,7 @@ _REQUEST_HEADERS: Final = (
         "header",
     ),
 )
-"""Headers with which a request to a model may direct llmux."""
+"""Headers of requests to models that control llmux."""
 
 Json = dict[str, Any]
 
@@ -82,18 +82,18 @@ def sections() -> tuple[Section, ...]:
     """The parts of the document: the dialects' own lists, then the daemon's groups of operations. Imports their modules."""
     modules = [importlib.import_module(name) for name in OPERATIONS]
     dialects = (module.GROUP.section() if hasattr(module, "GROUP") else module.SECTION for module in modules)
-    groups = importlib.import_module("supervisor.api.routing").GROUPS  # which imports this module
+    groups = importlib.import_module("supervisor.api.routing").GROUPS  # a late import: it imports this module
     return (*dialects, *(group.section() for group in groups))
 
 
 def recorded() -> Json:
-    """The answers of the demo to the examples, by `key_of` the operations. Reads a file."""
+    """The demo's recorded answers to the examples, by the operations' `key_of`. Reads a file."""
     found: Json = msgspec.json.decode(EXAMPLES.read_bytes())
     return found
 
 
 def key_of(section: Section, operation: Operation) -> str:
-    """An operation's name among all."""
+    """An operation's unique name."""
     return f"{section.name}: {operation.name}"
 
 
@@ -103,23 +103,23 @@ def encoded() -> bytes:
 
 
 def document() -> Json:
-    """The whole document."""
+    """The OpenAPI document, built anew."""
     examples = recorded()
     schemas: Json = {}
     responses: Json = {}
     paths: dict[str, Json] = {}
     for section in sections():
-        _name(section.error, schemas)
+        _with_references(section.error, schemas)
         for operation in section.operations:
-            made = _operation(operation, section, schemas, responses, examples)
+            made = _operation_object(operation, section, schemas, responses, examples)
             for path in (operation.path, *_aliases(operation)):
                 methods = paths.setdefault(path, {})
                 method = operation.method.lower()
                 alias = path != operation.path
-                one = made | {"operationId": _identity(operation.method, path)}
+                one = made | {"operationId": _operation_id(operation.method, path)}
                 if alias:
                     one["description"] = f"The same as `{operation.name}`."
-                methods[method] = _merged(methods[method], one) if method in methods else one
+                methods[method] = _merge_operations(methods[method], one) if method in methods else one
     return {
         "openapi": "3.1.0",
         "info": {
@@ -134,7 +134,7 @@ def document() -> Json:
         "components": {
             "schemas": schemas,
             "responses": responses,
-            "parameters": {each.name: _parameter(each) for each in _REQUEST_HEADERS},
+            "parameters": {each.name: _parameter_object(each) for each in _REQUEST_HEADERS},
             "headers": {
                 name: {"description": about, "schema": dict(schema)} for name, (about, schema) in _HEADERS.items()
             },
@@ -147,13 +147,13 @@ def document() -> Json:
 
 
 def _aliases(operation: Operation) -> Iterator[str]:
-    """The operation's other paths, except those that have an operation of their own."""
+    """The operation's other paths, except paths with an operation of their own."""
     own = {each.name for section in sections() for each in section.operations}
     known = aliases_of(operation.path) if operation.is_run else ()
     return (path for path in (*operation.aliases, *known) if f"{operation.method} {path}" not in own)
 
 
-def _operation(
+def _operation_object(
     operation: Operation, section: Section, schemas: Json, responses: Json, examples: Mapping[str, Any]
 ) -> Json:
     found: Json = {
@@ -163,10 +163,10 @@ def _operation(
         "x-llmux-scope": operation.scope,
         "security": [] if operation.scope is None else [{"bearer": []}, {"x-api-key": []}],
     }
-    if parameters := [*_parameters(operation)]:
+    if parameters := [*_parameter_objects(operation)]:
         found["parameters"] = parameters
     if operation.request is not None:
-        content: Json = {"schema": _name(operation.request, schemas)}
+        content: Json = {"schema": _with_references(operation.request, schemas)}
         if operation.example.body is not None:
             content["example"] = operation.example.body
         found["requestBody"] = {
@@ -175,24 +175,24 @@ def _operation(
         }
     example = answer_of(key_of(section, operation), operation.example, examples)
     good = (operation.status, *operation.other_statuses)
-    answers: Json = {str(status): _answer(operation, status, schemas, example) for status in good}
-    for status in _errors(operation):
-        answers[str(status)] = _error(status, section, schemas, responses)
+    answers: Json = {str(status): _success_response(operation, status, schemas, example) for status in good}
+    for status in _error_statuses(operation):
+        answers[str(status)] = _error_reference(status, section, schemas, responses)
     if operation.is_run:
-        answers["default"] = _error(None, section, schemas, responses)
+        answers["default"] = _error_reference(None, section, schemas, responses)
     found["responses"] = answers
     return found
 
 
-def _parameters(operation: Operation) -> Iterator[Json]:
+def _parameter_objects(operation: Operation) -> Iterator[Json]:
     for name in _PLACE.findall(operation.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    yield from map(_parameter, operation.parameters)
+    yield from map(_parameter_object, operation.parameters)
     if operation.is_run:
         yield from ({"$ref": f"#/components/parameters/{each.name}"} for each in _REQUEST_HEADERS)
 
 
-def _parameter(parameter: Parameter) -> Json:
+def _parameter_object(parameter: Parameter) -> Json:
     return {
         "name": parameter.name,
         "in": parameter.place,
@@ -202,12 +202,15 @@ def _parameter(parameter: Parameter) -> Json:
     }
 
 
-def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> Json:
-    """The response of a request that succeeds."""
-    found: Json = {"description": HTTPStatus(status).phrase, "headers": _headers("x-request-id", "x-llmux-ignored")}
+def _success_response(operation: Operation, status: int, schemas: Json, example: Any) -> Json:
+    """The response to a successful request."""
+    found: Json = {
+        "description": HTTPStatus(status).phrase,
+        "headers": _header_references("x-request-id", "x-llmux-ignored"),
+    }
     content: Json = {}
     if operation.answer is not None:
-        content[operation.answer_type] = {"schema": _name(operation.answer, schemas)}
+        content[operation.answer_type] = {"schema": _with_references(operation.answer, schemas)}
     elif operation.answer_type != JSON:
         content[operation.answer_type] = {"schema": {} if operation.answer_type == "*/*" else {"type": "string"}}
     if content and example is not None:
@@ -222,7 +225,7 @@ def answer_of(name: str, example: Example, recorded: Mapping[str, Any]) -> Any:
     return example.answer if example.answer is not None else recorded.get(name)
 
 
-def _errors(operation: Operation) -> list[int]:
+def _error_statuses(operation: Operation) -> list[int]:
     found = {*COMMON_ERRORS, *operation.errors} - (set() if operation.scope is not None else {401})
     if operation.is_run:
         found.update(RUN_ERRORS)
@@ -231,37 +234,37 @@ def _errors(operation: Operation) -> list[int]:
     return sorted(found - {operation.status, *operation.other_statuses})
 
 
-def _error(status: int | None, section: Section, schemas: Json, responses: Json) -> Json:
-    """A reference to the error response of this status, in the section's shape."""
+def _error_reference(status: int | None, section: Section, schemas: Json, responses: Json) -> Json:
+    """A reference to the error response for this status, in the section's format."""
     shape = section.error["title"]
     name = f"{shape}.{status or 'other'}"
     if name not in responses:
         names = ("x-request-id", *(("retry-after",) if status in RETRIES else ()))
         responses[name] = {
             "description": "Another error, as the worker says it." if status is None else HTTPStatus(status).phrase,
-            "headers": _headers(*names),
-            "content": {JSON: {"schema": _name(section.error, schemas)}},
+            "headers": _header_references(*names),
+            "content": {JSON: {"schema": _with_references(section.error, schemas)}},
         }
     return {"$ref": f"#/components/responses/{name}"}
 
 
-def _headers(*names: str) -> Json:
+def _header_references(*names: str) -> Json:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _name(schema: Any, schemas: Json) -> Any:
-    """The schema with references to those in it that have a title, which go into `schemas`. Without links in texts."""
+def _with_references(schema: Any, schemas: Json) -> Any:
+    """The schema with references in place of titled schemas, which go into `schemas`. Descriptions lose their links."""
     if isinstance(schema, list | tuple):
-        return [_name(each, schemas) for each in schema]
+        return [_with_references(each, schemas) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     title = schema.get("title")
     if isinstance(title, str) and title in schemas:
         return {"$ref": f"#/components/schemas/{title}"}
     if isinstance(title, str):
-        schemas[title] = {}  # a schema that has itself in it ends here
+        schemas[title] = {}  # ends the recursion of a schema that contains itself
     found = {
-        key: plain(value) if key == "description" and isinstance(value, str) else _name(value, schemas)
+        key: plain(value) if key == "description" and isinstance(value, str) else _with_references(value, schemas)
         for key, value in schema.items()
     }
     if not isinstance(title, str):
@@ -270,8 +273,8 @@ def _name(schema: Any, schemas: Json) -> Any:
     return {"$ref": f"#/components/schemas/{title}"}
 
 
-def _merged(one: Json, other: Json) -> Json:
-    """One description of two operations on the same path, whose requests it both allows."""
+def _merge_operations(one: Json, other: Json) -> Json:
+    """One operation object for two operations on the same path; it allows the requests of both."""
     found = one | {
         "tags": [*one["tags"], *(tag for tag in other["tags"] if tag not in one["tags"])],
         "description": f"{one['description']}\n\n{other['summary']} {other['description']}",
@@ -282,22 +285,22 @@ def _merged(one: Json, other: Json) -> Json:
         found["parameters"] = parameters
     bodies = [each["requestBody"] for each in (one, other) if "requestBody" in each]
     if bodies:
-        contents = _merged_content(*(body["content"] for body in bodies))
+        contents = _merge_content(*(body["content"] for body in bodies))
         found["requestBody"] = {"required": all(body["required"] for body in bodies), "content": contents}
     answers = dict(other["responses"]) | one["responses"]
     for status in one["responses"].keys() & other["responses"].keys():
         mine, theirs = one["responses"][status], other["responses"][status]
         if "content" in mine and "content" in theirs:
-            answers[status] = mine | {"content": _merged_content(mine["content"], theirs["content"])}
-        elif mine != theirs and "$ref" in mine:  # errors, in the shape of the client's API
+            answers[status] = mine | {"content": _merge_content(mine["content"], theirs["content"])}
+        elif mine != theirs and "$ref" in mine:  # errors: the format depends on the client's API
             shapes = [each["$ref"].rpartition("/")[2].partition(".")[0] for each in (mine, theirs)]
             schema = {"anyOf": [{"$ref": f"#/components/schemas/{shape}"} for shape in shapes]}
-            answers[status] = {"description": _phrase(status), "content": {JSON: {"schema": schema}}}
+            answers[status] = {"description": _status_phrase(status), "content": {JSON: {"schema": schema}}}
     return found | {"responses": answers}
 
 
-def _merged_content(*contents: Json) -> Json:
-    """All media types of both, each with all of its schemas."""
+def _merge_content(*contents: Json) -> Json:
+    """All media types of the contents, each with all of its schemas."""
     found: Json = {}
     for content in contents:
         for kind, value in content.items():
@@ -309,9 +312,9 @@ def _merged_content(*contents: Json) -> Json:
     return found
 
 
-def _phrase(status: str) -> str:
+def _status_phrase(status: str) -> str:
     return "Another error." if status == "default" else HTTPStatus(int(status)).phrase
 
 
-def _identity(method: str, path: str) -> str:
+def _operation_id(method: str, path: str) -> str:
     return method.lower() + "_" + re.sub(r"\W+", "_", path).strip("_")

@@ -1,4 +1,4 @@
-"""The object that the operations of the daemon's API work on."""
+"""The object that the operations of the daemon's API get."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.daemon.handover.handover import Handover
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The daemon, and what changes its configuration and itself."""
+    """The daemon, and the objects that change its configuration or replace it."""
 
     daemon: Daemon
     reloader: Reloader
@@ -22,4 +22,4 @@ class Api:
     sets: Sets
     handover: Handover | None = None  # None: this daemon can't be replaced
     run: str = field(default_factory=lambda: secrets.token_hex(4))
-    """This daemon among those before and after it: in the ids of a log's lines."""
+    """Identifies this run of the daemon in the ids of log lines."""

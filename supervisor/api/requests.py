@@ -45,7 +45,7 @@ from supervisor.schema.request import (
 )
 
 _NO_TIME_S: Final = 0.0005
-"""A model of the wait is shown as of a moment before it: the decisions of a request's arrival have the same time."""
+"""Tolerance in seconds for a wait without duration: decisions at the request's arrival still belong to it."""
 GROUP: Final = Group("Administration: requests", "What is asked now, what was asked, and what was decided.")
 
 
@@ -74,11 +74,11 @@ async def read_queue(api: Api) -> Queue:
         for model in engine.active()
         if model.queued
     ]
-    limits = [_limit(standing) for standing in engine.limited()]
+    limits = [_limit_use(standing) for standing in engine.limited()]
     return Queue(queue.waiting, queue.most, queue.in_flight, waits.mean_ms, waits.p95_ms, models, limits)
 
 
-def _limit(standing: Standing) -> LimitUse:
+def _limit_use(standing: Standing) -> LimitUse:
     is_rate = standing.counted is not Counted.CONCURRENCY
     return LimitUse(
         account=standing.account,
@@ -128,22 +128,22 @@ async def get_request(api: Api, id: str) -> Request:
     found, epoch = daemon.requests.find(id), daemon.wall_time(0.0)
     match found:
         case RequestRecord():
-            return Request(**asdict(found.view(epoch)), decisions=_decisions(daemon, found))
+            return Request(**asdict(found.view(epoch)), decisions=_decisions_during_wait(daemon, found))
         case gateway.Request():
             record = found.record(daemon.engine.clock())
             return Request(
                 **asdict(record.view(epoch)),
                 state="queued" if found.attempt.ticket is None else "running",
-                awaits=_awaits(daemon, found),
+                awaits=_current_wait(daemon, found),
                 progress=found.attempt.step,
-                decisions=_decisions(daemon, record),
+                decisions=_decisions_during_wait(daemon, record),
             )
     message = f"There is no request {id[:50]!r} in flight or among the last {ENDED} that ended."
     raise NotFoundError(f"{message} GET /v1/admin/requests/ended lists these.", code="request_not_found")
 
 
-def _awaits(daemon: Daemon, request: gateway.Request) -> Awaits | None:
-    """The part of its wait that a queued request is in; None when it waits for nothing."""
+def _current_wait(daemon: Daemon, request: gateway.Request) -> Awaits | None:
+    """The reason why a queued request waits now; None if it doesn't wait."""
     wait = request.waits[-1] if request.waits else None
     current = wait.current if wait is not None else None
     if wait is None or current is None:
@@ -154,8 +154,8 @@ def _awaits(daemon: Daemon, request: gateway.Request) -> Awaits | None:
     return Awaits(current.kind.value, f"It waits for {current.what}.", since_s, eta_s, forecast.text or None)
 
 
-def _decisions(daemon: Daemon, record: RequestRecord) -> list[Decision]:
-    """The decisions about its model, and those it waited for, while it waited; oldest first, as far as still kept."""
+def _decisions_during_wait(daemon: Daemon, record: RequestRecord) -> list[Decision]:
+    """Decisions during the request's wait about its model and the models it waited for; oldest first, as far as kept."""
     since = record.arrived_at
     until = since + sum(took_s for _, took_s in record.waits)
     concerned = {record.model_id, *(other for awaited, _ in record.waits for other in awaited.others)} - {None}
@@ -211,7 +211,7 @@ async def list_decisions(api: Api, query: DecisionQuery) -> Response:
     [Log and decisions](log.md#decisions) lists the kinds.
     """
     daemon = api.daemon
-    about = None if query.model is None else _subject(daemon, query.model)
+    about = None if query.model is None else _decision_subject(daemon, query.model)
     if query.after is not None:
         newer = daemon.engine.decisions_since(min(query.after, sys.maxsize))
         kept = [decision for decision in newer if about in {None, decision.model}][: query.limit]
@@ -220,8 +220,8 @@ async def list_decisions(api: Api, query: DecisionQuery) -> Response:
     return await listed((decision_view(daemon, decision) for decision in kept), object="list")
 
 
-def _subject(daemon: Daemon, name: str) -> ModelId:
-    """The model, or the partner's lease, of this name. Raises NotFoundError."""
+def _decision_subject(daemon: Daemon, name: str) -> ModelId:
+    """The model or the partner's lease with this name. Raises NotFoundError."""
     is_lease = name not in daemon.catalog.models and bool(daemon.engine.decisions(ModelId(name), limit=1))
     return ModelId(name) if is_lease else daemon.catalog.resolve(name).model.id
 
@@ -256,10 +256,10 @@ async def follow_events(api: Api, query: EventQuery) -> Response:
     kinds = [kind for kind in KINDS if kind in wanted]
     await api.daemon.know_capabilities()
     subscription = api.daemon.feed.subscribe(kinds)
-    return EventStream(_events(subscription), subscription)
+    return EventStream(_event_stream(subscription), subscription)
 
 
-async def _events(subscription: Subscription) -> AsyncGenerator[bytes, None]:
+async def _event_stream(subscription: Subscription) -> AsyncGenerator[bytes, None]:
     yield b": listening\n\n"
     while (events := await subscription.next(KEEPALIVE_S)) is not None:
         yield b"".join(event.encoded() for event in events)
@@ -279,11 +279,11 @@ async def record_scheduler(api: Api, query: RecordingQuery) -> Response:
     `llmux record FILE` writes the lines into a file, `llmux replay FILE` decides them again. At most four at a time.
     """
     made = api.daemon.engine.recording()
-    return EventStream(_lines(made, query.seconds), made)
+    return EventStream(_recording_lines(made, query.seconds), made)
 
 
-async def _lines(recording: Recording, seconds: int) -> AsyncGenerator[bytes, None]:
-    """Every line of it, and then an end, so that a reader knows that nothing is missing."""
+async def _recording_lines(recording: Recording, seconds: int) -> AsyncGenerator[bytes, None]:
+    """All lines of a recording for `seconds`, then an end event, so that a reader knows that nothing is missing."""
     clock = asyncio.get_running_loop().time
     ends_at = clock() + seconds
     while (left_s := ends_at - clock()) > 0 and (lines := await recording.next(min(left_s, KEEPALIVE_S))) is not None:

@@ -1,4 +1,4 @@
-"""All operations of the daemon: the routes that answer them, and the scope that each path needs."""
+"""All operations of the daemon: their routes, and the scope that each path needs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GROUPS: Final[tuple[Group, ...]] = (
 """In the order of the documentation."""
 
 
-def _exactness(endpoint: Endpoint) -> tuple[int, int]:
-    """Sorts paths so that of two that match the longer one comes first, and of equally long ones that with fewer parameters."""
+def _specificity(endpoint: Endpoint) -> tuple[int, int]:
+    """A sort key: longer paths come first, and among equally long paths those with fewer parameters."""
     return -endpoint.path.count("/"), endpoint.path.count("{")
 
 
-ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.endpoints), key=_exactness)
+ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.endpoints), key=_specificity)
 
 
 _SCOPES: Final[list[tuple[str, Scope | None]]] = [
@@ -41,18 +41,18 @@ _SCOPES: Final[list[tuple[str, Scope | None]]] = [
     (f"{configuration.PATH}/{{path:path}}", "configure"),
     ("/v1/admin{path:path}", "admin"),
 ]
-"""Of each path; the last ones are of paths without an operation."""
+"""The scope of each path; the last entries are for paths without an operation."""
 _PATTERNS: Final = [(pattern(path), scope) for path, scope in _SCOPES]
 _PREFIXES: Final = tuple({path.partition("{")[0] for path, _ in _SCOPES} - {"/"})
 
 
 def routes(api: Api) -> list[Route]:
-    """The routes of all operations, the most exact paths first."""
+    """The routes of all operations, the most specific paths first."""
     return [route for endpoint in ENDPOINTS for route in endpoint.routes(api)]
 
 
 def scope_of(path: str) -> tuple[Scope | None] | None:
-    """The key scope of a path, in a tuple; None: the path is none of the daemon's own."""
+    """The key scope of a path, in a tuple; None: the path doesn't belong to the daemon."""
     if path != "/" and not path.startswith(_PREFIXES):
         return None
     return next(((scope,) for pattern, scope in _PATTERNS if pattern.fullmatch(path)), None)

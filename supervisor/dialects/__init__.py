@@ -1,6 +1,6 @@
-"""The API dialects, a folder each. A new dialect is added here and nowhere else.
+"""The API dialects, one folder each. Only this module lists them, so a new dialect is registered here.
 
-A request belongs to the first dialect that its client speaks. OpenAI's is the last one, for all other requests.
+A request belongs to the first dialect in the list that its client speaks. OpenAI's is the last and takes all other requests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ OPERATIONS: Final = (
 
 def dialect_of(scope: Scope) -> OpenAI:
     """The dialect that the client of a request speaks."""
-    for dialect in _owners(scope["path"]):  # a loop, not a generator: each request comes here
+    for dialect in _dialects_owning(
+        scope["path"]
+    ):  # a loop is faster than a generator, and each request runs this code
         if not dialect.shares_paths or dialect.is_spoken_by(scope):
             return dialect
     raise AssertionError("the last one owns every path")
 
 
-@lru_cache(64)  # clients choose the paths, but few make sense
-def _owners(path: str) -> tuple[OpenAI, ...]:
+@lru_cache(64)  # bounded, because clients choose the paths
+def _dialects_owning(path: str) -> tuple[OpenAI, ...]:
     return tuple(dialect for dialect in DIALECTS if dialect.owns(path))

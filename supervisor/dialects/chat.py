@@ -22,7 +22,7 @@ PATH: Final = "/v1/chat/completions"
 
 
 class Function(msgspec.Struct):
-    """The function that a tool call names, with its arguments; in a stream, the next piece of it."""
+    """The function that a tool call names, with its arguments; in a stream, the next piece of both."""
 
     name: str | None = None
     arguments: str | None = None  # JSON
@@ -47,20 +47,20 @@ class Message(msgspec.Struct):
 
     @property
     def thought(self) -> str:
-        """The reasoning, whatever its field is called."""
+        """The reasoning, from either field."""
         return self.reasoning_content or self.reasoning or ""
 
 
 class Choice(msgspec.Struct):
-    """One of the answers: a whole one has a `message`, a stream's event a `delta`."""
+    """One answer of several: a whole one has a `message`, an event of a stream has a `delta`."""
 
     index: int = 0
     message: Message = msgspec.field(default_factory=Message)
     delta: Message = msgspec.field(default_factory=Message)
-    text: str | None = None  # of a completion that is no chat, instead of both
+    text: str | None = None  # of a text completion, instead of `message` and `delta`
     finish_reason: str | None = None
-    stop_reason: object = None  # vLLM: the text of `stop` that ended it, or a token's id
-    logprobs: object = None  # decoded; a union with msgspec.Raw would take nothing but null
+    stop_reason: object = None  # vLLM: the text of `stop` that ended the answer, or a token's id
+    logprobs: object = None  # decoded: msgspec accepts only null for a union with msgspec.Raw
 
 
 class PromptDetails(msgspec.Struct):
@@ -104,7 +104,7 @@ class Timings(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A chat completion, or an event of one that is streamed."""
+    """A chat completion, or one event of a streamed chat completion."""
 
     id: str = ""
     created: int = 0
@@ -112,19 +112,19 @@ class Answer(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
-    error: object = None  # decoded; set iff the stream ends with it
+    error: object = None  # decoded; set iff the stream ends with this error
 
 
 @dataclass(slots=True)
 class Measured:
-    """The figures that a worker reported of one answer, and when its first piece came. None: not reported, or not streamed."""
+    """The figures that a worker reported for one answer, and when its first piece came. None: not reported, or not streamed."""
 
     usage: Usage | None = None
     timings: Timings | None = None
     first_at: float | None = None  # on the caller's clock
 
     def add(self, event: Answer, clock: Callable[[], float]) -> None:
-        """Add the figures of the next event of a stream, which came just now."""
+        """Add the figures of a stream's next event, which has just arrived."""
         self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
         if self.first_at is None and event.choices:
             delta = event.choices[0].delta
@@ -135,8 +135,8 @@ class Measured:
 _answer: Final = msgspec.json.Decoder(Answer).decode
 
 
-def whole(body: bytes) -> Answer:
-    """A whole answer. Raises UpstreamError for anything but a chat completion with a choice."""
+def decode_completion(body: bytes) -> Answer:
+    """Decode a whole answer. Raises UpstreamError for anything but a chat completion with a choice."""
     answer = decoded_answer(_answer, body, "chat completion")
     if not answer.choices:
         raise UpstreamError("The worker's answer is a chat completion without a choice.")
@@ -145,17 +145,17 @@ def whole(body: bytes) -> Answer:
 
 
 class ChatStream(FrameStream):
-    """A streamed chat completion, taken apart. Subclasses translate its parts, as a `StreamTranslation`."""
+    """Splits a streamed chat completion into its events. Subclasses translate these, as a `StreamTranslation`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._failure: WorkerAnswerError | None = None  # set iff it ended it
-        self._finished = False  # has the worker said how the answer ended?
-        self._last_call = -1  # the last one's number
+        self._failure: WorkerAnswerError | None = None  # set iff a worker's error ended the stream
+        self._finished = False  # whether the worker gave a reason for the end
+        self._last_index = -1  # index of the latest tool call
 
     @abc.abstractmethod
     def event(self, answer: Answer) -> bytes:
-        """The translation of the next event, possibly nothing. Its `choices` are those of the first answer: one, or none."""
+        """The translation of the next event, possibly nothing. `answer.choices` has the first choice only, or none."""
 
     @abc.abstractmethod
     def failed(self, error: WorkerAnswerError) -> bytes:
@@ -166,7 +166,7 @@ class ChatStream(FrameStream):
         """The bytes that end the stream."""
 
     def end(self) -> bytes:
-        """See StreamTranslation. Raises UpstreamError where the worker didn't come to an end."""
+        """See StreamTranslation. Raises UpstreamError for an incomplete or failed stream."""
         found = super().end()
         if self._failure is not None:
             raise StreamFailedError(self._failure.message, code=self._failure.code)
@@ -187,14 +187,14 @@ class ChatStream(FrameStream):
             for choice in answer.choices:
                 choice.delta.content = choice.delta.content or choice.text
                 self._finished = self._finished or is_reason(choice.finish_reason)
-                self._count(choice.delta.tool_calls or ())
+                self._number_calls(choice.delta.tool_calls or ())
             return self.event(answer)
         self._failure = failure(answer.error)
         return self.failed(self._failure)
 
-    def _count(self, pieces: Iterable[ToolCall]) -> None:
-        """Number the pieces of calls: one without a number begins a call if it has a name, else it continues the last one."""
+    def _number_calls(self, pieces: Iterable[ToolCall]) -> None:
+        """Set missing indices: a piece without an index begins a new call if it has a name, else it continues the latest call."""
         for piece in pieces:
             if piece.index is None:
-                piece.index = self._last_call + 1 if piece.function.name or self._last_call < 0 else self._last_call
-            self._last_call = piece.index
+                piece.index = self._last_index + 1 if piece.function.name or self._last_index < 0 else self._last_index
+            self._last_index = piece.index

@@ -1,4 +1,4 @@
-"""Long answers, which are made and sent in slices so that other tasks run in between."""
+"""Long answers. They are encoded and sent in slices, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.daemon.slices import slices
 
 
 class Pieces(Response):
-    """A response whose body is sent in pieces. Other tasks run after each piece."""
+    """Sends its body in pieces. Other tasks run after each piece."""
 
     def __init__(self, pieces: Sequence[bytes], media_type: str) -> None:
         super().__init__(media_type=media_type)
@@ -30,7 +30,7 @@ class Pieces(Response):
 
 
 async def listed(items: Iterable[object], name: str = "data", **others: object) -> Response:
-    """A JSON object of `others` and, last, the items as a list under `name`. See `slices` for the demands on `items`."""
+    """A JSON object of `others` and, last, the items as a list under `name`. See `slices` for the requirements on `items`."""
     encode = msgspec.json.Encoder().encode
     pieces = [encode({**others, name: []}).removesuffix(b"]}")]
     async for made in slices(map(encode, items)):

@@ -1,4 +1,4 @@
-"""A model's state in llama.cpp's words, for clients of llama.cpp and OpenAI: unloaded, loading, loaded, failed."""
+"""A model's state in llama.cpp's terms, for clients of llama.cpp and OpenAI: unloaded, loading, loaded, failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.engine.status import ModelFigures
-from supervisor.engine.status import ModelStatus as Known
+from supervisor.engine.status import ModelStatus as EngineStatus
 
 Status = Literal["unloaded", "loading", "loaded", "failed"]
 
@@ -32,8 +32,8 @@ def status_view(daemon: Daemon, model: ModelId) -> ModelStatus:
     return ModelStatus(value, True, found.crash.exit_code, found.crash.summary)
 
 
-def status(found: Known | ModelFigures | None) -> Status:
-    """A model's state in llama.cpp's words."""
+def status(found: EngineStatus | ModelFigures | None) -> Status:
+    """The model's state in llama.cpp's terms."""
     if found is None:
         return "unloaded"
     match found.state:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.dialects.responses.types import KeepingFields
+from supervisor.dialects.responses.types import StorageFields
 from tests.support import client_programs, tiny_language
 from tests.support.counts import SOAK
 from tests.support.daemon import fake, gguf, running
@@ -36,7 +36,7 @@ EMBED = {"/v1/embeddings", "/api/embed"}
 RUNTIMES = ["llama_server", "transformers", "command"]
 TYPICAL = {"int": 2, "float": 0.5, "str": "x", "bool": True, "list": ["x"], "object": {"a": "x"}}
 ODD = [{"a": [1]}, [{"a": 1}], [["x"]], -1, 1e300, "", "\u0000", False]
-LLMUX_OWN = {*KeepingFields.__struct_fields__}  # no worker needs to know of them
+LLMUX_OWN = {*StorageFields.__struct_fields__}  # no worker needs to know of them
 TOOL = {"name": "f", "parameters": {"type": "object"}}
 FUNCTION = {"type": "function", "function": TOOL}
 OWN = {  # where a value of just any kind is a mistake

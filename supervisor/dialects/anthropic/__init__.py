@@ -1,8 +1,8 @@
-"""Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
+"""Anthropic's API: `/v1/messages`, its token count, and its list of models.
 
-Workers that serve these paths get their requests untouched. For all other chat models `decode` translates the requests to chat
+Workers that serve these paths get their requests unchanged. For all other chat models `decode` translates the requests to chat
 completions, and `encode` translates the answers and streams back. `types` has the requests and answers; `operations` describes
-the paths and answers for the list. `stops` corrects the reason that some workers give for the end of an answer.
+the paths and answers the list of models. `stops` corrects the reason that some workers give for the end of an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.gateway.dialect import separated_event
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import StreamTranslation, Translation
 
-_COMPLETE: Final = "/v1/complete"  # not offered; its clients know errors as all of Anthropic's do
+_COMPLETE: Final = "/v1/complete"  # not offered, but its errors have Anthropic's format
 _ROOTS: Final = (MESSAGES, MODELS, _COMPLETE)
 _TRANSLATIONS: Final[Mapping[tuple[str, str], Translation]] = {
     ("POST", MESSAGES): Messages(),
@@ -39,11 +39,11 @@ class Anthropic(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """`/v1/messages`, the list of models, all paths below both, and a path that is not offered."""
+        """`/v1/messages`, the list of models, all paths below both, and `/v1/complete`, which is not offered."""
         return path.startswith(_ROOTS) and any(_is_at(path, root) for root in _ROOTS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """Other dialects have the list of models, too: there its clients name a version."""
+        """OpenAI's list of models has the same path: there Anthropic's clients send a version header."""
         return _is_at(scope["path"], MESSAGES) or names_version(scope)
 
     def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
@@ -51,7 +51,7 @@ class Anthropic(OpenAI):
         return [(b"request-id", request_id)]
 
     def scope_for(self, path: str) -> str | None:
-        """Inference."""
+        """See Dialect: always `inference`."""
         return "inference"
 
     def translation(self, method: str, path: str) -> Translation | None:
@@ -59,7 +59,7 @@ class Anthropic(OpenAI):
         return _TRANSLATIONS.get((method, path))
 
     def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
-        """See Dialect. Nothing, where no text ends the answer."""
+        """See Dialect. None for a request without stop sequences."""
         if b'"' not in bytes(fields.get("stop_sequences", b"")):
             return None
         return StreamedStop() if stream else WholeStop()

@@ -1,4 +1,4 @@
-"""Anthropic's tools that clients run themselves: Anthropic's models know the parameters, so requests don't include them."""
+"""Anthropic's tools that clients run themselves. Requests leave out their parameters, because Anthropic's models know them."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ _SCHEMAS: Final[Mapping[str, Json]] = {
 
 
 def schema_of(kind: str) -> Json | None:
-    """The parameters of such a tool. None: the tool is unknown, or clients don't run it."""
+    """The JSON schema of the tool's parameters. None: the tool is unknown, or clients don't run it."""
     return _SCHEMAS.get(_VERSION.sub("", kind)) if _VERSION.search(kind) else None

@@ -1,10 +1,10 @@
-"""Translates requests to `/v1/messages`, and to its count, into chat completions.
+"""Translates requests to `/v1/messages`, and to its token count, into chat completions.
 
-Content there is a list of blocks. Consecutive turns of one role become one turn, as in Anthropic's API: many chat
-templates take only turns that alternate. Results of tools become messages of their own, before the rest of the user's
-turn, and their pictures become part of that rest. The model's chat template decides which thoughts of earlier turns it sees.
+The content of a message is a list of blocks. Consecutive messages of one role become one message, as in Anthropic's API: many
+chat templates need alternating roles. Tool results become messages of their own, before the other blocks of the user's
+message; images in tool results become parts of that message. The chat template decides whether the model sees earlier reasoning.
 
-Texts may hold marks (see `gateway.filters.translation`), so they are joined by line breaks only.
+Texts may contain marks (see `gateway.filters.translation`), so only line breaks join texts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Messages:
         """See Translation."""
         request, unknown = _read_message(fields)
         ignored = (*unknown, *_without_effect(request))
-        return _completion(request, fields), MessageAnswers(request.model or "", request.stop_sequences or (), ignored)
+        return _chat_completion(request, fields), MessageAnswers(
+            request.model or "", request.stop_sequences or (), ignored
+        )
 
 
 class CountTokens:
@@ -63,31 +65,31 @@ class CountTokens:
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         request, unknown = _read_count(fields)
-        return _completion(request, fields), TokenCounts((*unknown, *_without_effect(request)))
+        return _chat_completion(request, fields), TokenCounts((*unknown, *_without_effect(request)))
 
 
 def _without_effect(request: types.MessageFields) -> Iterator[str]:
-    """Typed fields that have no effect; `Reader` names all others."""
+    """Declared fields without effect; `Reader` lists the unknown fields."""
     if isinstance(request.messages[-1], types.AssistantMessageParam):
-        yield "prefill"  # Anthropic's older models went on from such a turn
+        yield "prefill"  # Anthropic's older models continue such a message
     if request.context_management is not None:
         yield "context_management"
 
 
-def _completion(request: types.MessageFields, fields: Fields) -> Fields:
-    """The chat completion that the request asks for. Raises InvalidRequestError."""
+def _chat_completion(request: types.MessageFields, fields: Fields) -> Fields:
+    """The request's chat completion. Raises InvalidRequestError."""
     completion: Json = {name: fields[name] for name in _SAME if name in fields and not is_null(fields[name])}
-    completion["messages"] = [*_messages(request)]
+    completion["messages"] = [*_chat_messages(request)]
     if request.stop_sequences:
         completion["stop"] = request.stop_sequences
     if isinstance(request, types.MessageRequest) and request.stream:
         completion |= {"stream": True, "stream_options": {"include_usage": True}}
-    functions = [_function(tool) for tool in request.tools or ()]
+    functions = [_function_fields(tool) for tool in request.tools or ()]
     if (choice := request.tool_choice) is not None:
         completion["tool_choice"] = "required" if choice.type in ("any", "tool") else choice.type
         if choice.disable_parallel_tool_use is not None:
             completion["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-        if choice.type == "tool":  # the only one that is offered: not all workers know such a choice
+        if choice.type == "tool":  # offer only that tool: not all workers support such a choice
             functions = [function for function in functions if function["name"] == choice.name]
             if not functions:
                 message = f"tool_choice: its `name` is that of a tool; there is no {(choice.name or '')[:50]!r} here."
@@ -105,7 +107,7 @@ def _completion(request: types.MessageFields, fields: Fields) -> Fields:
     return encoded(completion)
 
 
-def _function(tool: types.ToolParam) -> Json:
+def _function_fields(tool: types.ToolParam) -> Json:
     kind = tool.type or "custom"
     schema: object = client_tools.schema_of(kind)
     if schema is None:
@@ -119,37 +121,37 @@ def _function(tool: types.ToolParam) -> Json:
     return {name: value for name, value in function.items() if value is not None}
 
 
-def _messages(request: types.MessageFields) -> Iterator[Json]:
-    if system := _text(_blocks(request.system), "\n\n"):
+def _chat_messages(request: types.MessageFields) -> Iterator[Json]:
+    if system := _joined_text(_blocks_of(request.system), "\n\n"):
         yield {"role": "system", "content": system}
     for role, turns in groupby(request.messages, type):
-        blocks = [block for turn in turns for block in _blocks(turn.content)]
+        blocks = [block for turn in turns for block in _blocks_of(turn.content)]
         if role is types.UserMessageParam:
-            yield from _user(blocks)
+            yield from _user_messages(blocks)
         elif role is types.AssistantMessageParam:
-            yield _assistant(blocks)
+            yield _assistant_message(blocks)
         else:
-            yield {"role": "system", "content": _text(blocks, "\n\n")}
+            yield {"role": "system", "content": _joined_text(blocks, "\n\n")}
 
 
-def _blocks(content: str | Sequence[types.Cacheable] | None) -> Sequence[types.Cacheable]:
+def _blocks_of(content: str | Sequence[types.Cacheable] | None) -> Sequence[types.Cacheable]:
     return [types.TextBlockParam(text=content)] if isinstance(content, str) else content or ()
 
 
-def _text(blocks: Iterable[types.Cacheable], between: str = "\n") -> str:
+def _joined_text(blocks: Iterable[types.Cacheable], between: str = "\n") -> str:
     return between.join(block.text for block in blocks if isinstance(block, types.TextBlockParam))
 
 
-def _user(blocks: Sequence[types.Cacheable]) -> Iterator[Json]:
+def _user_messages(blocks: Sequence[types.Cacheable]) -> Iterator[Json]:
     results = [block for block in blocks if isinstance(block, types.ToolResultBlockParam)]
     parts: list[Json] = []
     for result in results:
-        content = _blocks(result.content)
-        text = f"Error: {_text(content)}" if result.is_error else _text(content)
+        content = _blocks_of(result.content)
+        text = f"Error: {_joined_text(content)}" if result.is_error else _joined_text(content)
         yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}
-        parts += _parts(block for block in content if isinstance(block, types.ImageBlockParam))
-    parts += _parts(blocks)
-    match parts:  # a text where it is one: some chat templates take nothing else
+        parts += _chat_parts(block for block in content if isinstance(block, types.ImageBlockParam))
+    parts += _chat_parts(blocks)
+    match parts:  # a single text as a string: some chat templates accept only that
         case []:
             if not results:
                 yield {"role": "user", "content": ""}
@@ -159,8 +161,8 @@ def _user(blocks: Sequence[types.Cacheable]) -> Iterator[Json]:
             yield {"role": "user", "content": parts}
 
 
-def _parts(blocks: Iterable[types.Cacheable]) -> Iterator[Json]:
-    """Texts and pictures as a chat's parts. A picture may be an address: chat completions check addresses themselves."""
+def _chat_parts(blocks: Iterable[types.Cacheable]) -> Iterator[Json]:
+    """Texts and images as parts of a chat message. An image may be a URL: the handling of chat completions checks URLs."""
     for block in blocks:
         match block:
             case types.TextBlockParam(text=text):
@@ -171,10 +173,10 @@ def _parts(blocks: Iterable[types.Cacheable]) -> Iterator[Json]:
                 yield {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
-def _assistant(blocks: Sequence[types.Cacheable]) -> Json:
-    text = _text(blocks)
+def _assistant_message(blocks: Sequence[types.Cacheable]) -> Json:
+    text = _joined_text(blocks)
     thoughts = [block.thinking for block in blocks if isinstance(block, types.ThinkingBlockParam)]
-    calls = [_call(block) for block in blocks if isinstance(block, types.ToolUseBlockParam)]
+    calls = [_chat_call(block) for block in blocks if isinstance(block, types.ToolUseBlockParam)]
     message: Json = {"role": "assistant", "content": (text or None) if calls else text}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
@@ -183,8 +185,8 @@ def _assistant(blocks: Sequence[types.Cacheable]) -> Json:
     return message
 
 
-def _call(block: types.ToolUseBlockParam) -> Json:
-    """An earlier tool call. Its `input` stays as the client wrote it."""
+def _chat_call(block: types.ToolUseBlockParam) -> Json:
+    """An earlier tool call. Its `input` stays exactly as the client sent it."""
     try:
         arguments = str(block.input, "utf-8") if is_given(block.input) else "{}"
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Translates chat completions into Anthropic's messages, whole and event by event; and errors into Anthropic's shape.
+"""Translates chat completions into Anthropic's messages, whole or event by event, and errors into Anthropic's format.
 
-A message is a list of content blocks: thoughts, text, and tool calls. In a stream one block is open at a time. The reason
-for the answer's end and its tokens come last, after the worker has sent both.
+A message is a list of content blocks: reasoning, text, and tool calls. A stream has one open block at a time. The reason
+for the answer's end and the token counts come last, after the worker has sent both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES: Final = {
     "response_format": "output_config.format",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""Fields of chat completions → their names here."""
+"""Fields of chat completions → their names in Anthropic's API."""
 _STOP_REASONS: Final = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -49,11 +49,11 @@ _ERROR_TYPES: Final = {
 }
 _encode: Final = msgspec.json.Encoder().encode
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_count: Final = msgspec.json.Decoder(types.MessageTokensCount).decode
+_decode_count: Final = msgspec.json.Decoder(types.MessageTokensCount).decode
 
 
 def error_body(fields: Mapping[str, object], status: int) -> bytes:
-    """`{"type": "error", "error": {"type", "message", …}}`. All `fields` are kept but the type, which follows from the status."""
+    """`{"type": "error", "error": {"type", "message", …}}`. Keeps all `fields` except the type, which follows from the status."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return _encode({"type": "error", "error": {**fields, "type": kind}})
 
@@ -65,7 +65,7 @@ def error_event(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswers:
-    """The `AnswerTranslation` of one request. `model` is the name in the request, empty without one."""
+    """The `AnswerTranslation` of one request. `model` is the model's name in the request, or empty."""
 
     model: str
     stops: Sequence[str]
@@ -76,16 +76,16 @@ class MessageAnswers:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        completion = chat.whole(body)
+        completion = chat.decode_completion(body)
         choice = completion.choices[0]
-        message = _message(completion, self.model, completion.usage)
+        message = _empty_message(completion, self.model, completion.usage)
         if thought := choice.message.thought:
             message.content.append(types.ThinkingBlock(thought))
-        if text := _text(choice.message):
+        if text := _text_of(choice.message):
             message.content.append(types.TextBlock(text))
         calls = choice.message.tool_calls or ()
-        message.content += (_tool_use(call, _input(call.function.arguments or "")) for call in calls)
-        message.stop_reason, message.stop_sequence = _stop(choice, self.stops, has_calls=bool(calls))
+        message.content += (_tool_use(call, _call_input(call.function.arguments or "")) for call in calls)
+        message.stop_reason, message.stop_sequence = _stop_reason(choice, self.stops, has_calls=bool(calls))
         return _encode(message)
 
     def stream(self) -> StreamTranslation:
@@ -104,10 +104,10 @@ class TokenCounts:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        return _encode(decoded_answer(_count, body, "count of tokens"))
+        return _encode(decoded_answer(_decode_count, body, "count of tokens"))
 
     def stream(self) -> StreamTranslation:
-        """See AnswerTranslation. Raises UpstreamError: there is none."""
+        """A token count is never streamed. Raises UpstreamError."""
         raise UpstreamError("The worker answered with a stream where its tokens were to be counted.")
 
 
@@ -119,20 +119,20 @@ class MessageStream(chat.ChatStream):
         self._model = model
         self._stops = stops
         self._is_begun = False
-        self._open: type[msgspec.Struct] | None = None  # the kind of the block that is open
-        self._index = -1  # of the last block
-        self._calls: list[int | None] = []  # their numbers
-        self._last: chat.Choice | None = None  # the one that said why the answer ended
+        self._open_block: type[msgspec.Struct] | None = None  # the open block's type
+        self._index = -1  # of the latest block
+        self._call_indices: list[int | None] = []  # of all tool calls so far
+        self._last_choice: chat.Choice | None = None  # the choice with the `finish_reason`
         self._usage: chat.Usage | None = None
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
         self._usage = answer.usage or self._usage
-        events = b"" if self._is_begun else self._begin(answer)
+        events = b"" if self._is_begun else self._start_events(answer)
         for choice in answer.choices:
-            events += self._delta(choice.delta)
+            events += self._delta_events(choice.delta)
             if choice.finish_reason is not None:
-                self._last = choice
+                self._last_choice = choice
         return events
 
     def failed(self, error: WorkerAnswerError) -> bytes:
@@ -141,72 +141,76 @@ class MessageStream(chat.ChatStream):
         return error_event(error_body(fields, error.status))
 
     def over(self) -> bytes:
-        """See ChatStream. Raises UpstreamError for a stream that ended before its answer did."""
-        if self._last is None:
+        """See ChatStream. Raises UpstreamError for an incomplete stream."""
+        if self._last_choice is None:
             raise UpstreamError("The worker's stream ended before its answer was complete.")
-        reason, sequence = _stop(self._last, self._stops, has_calls=bool(self._calls))
+        reason, sequence = _stop_reason(self._last_choice, self._stops, has_calls=bool(self._call_indices))
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return (
-            self._close()
-            + frames.event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
+            self._close_block()
+            + frames.event("message_delta", {"delta": delta, "usage": _message_usage(self._usage)})
             + frames.event("message_stop", {})
         )
 
-    def _begin(self, answer: chat.Answer) -> bytes:
+    def _start_events(self, answer: chat.Answer) -> bytes:
         self._is_begun = True
-        message = _message(answer, self._model, self._usage)
+        message = _empty_message(answer, self._model, self._usage)
         return frames.event("message_start", {"message": message}) + frames.event("ping", {})
 
-    def _delta(self, delta: chat.Message) -> bytes:
+    def _delta_events(self, delta: chat.Message) -> bytes:
         events = b""
         if delta.thought:
-            if self._open is not types.ThinkingBlock:
-                events += self._start(types.ThinkingBlock(""))
-            events += self._add({"type": "thinking_delta", "thinking": delta.thought})
-        if text := _text(delta):
-            if self._open is not types.TextBlock:
-                events += self._start(types.TextBlock(""))
-            events += self._add({"type": "text_delta", "text": text})
+            if self._open_block is not types.ThinkingBlock:
+                events += self._start_block(types.ThinkingBlock(""))
+            events += self._delta_event({"type": "thinking_delta", "thinking": delta.thought})
+        if text := _text_of(delta):
+            if self._open_block is not types.TextBlock:
+                events += self._start_block(types.TextBlock(""))
+            events += self._delta_event({"type": "text_delta", "text": text})
         for call in delta.tool_calls or ():
-            events += self._piece(call)
+            events += self._call_events(call)
         return events
 
-    def _piece(self, call: chat.ToolCall) -> bytes:
-        """The event of the next piece of a call. Raises UpstreamError for a piece of a call whose block is closed."""
+    def _call_events(self, call: chat.ToolCall) -> bytes:
+        """The events for the next piece of a tool call. Raises UpstreamError if the call's block is already closed."""
         events = b""
-        if call.index not in self._calls[-1:] or self._open is not types.ToolUseBlock:
-            if call.index in self._calls:
+        if call.index not in self._call_indices[-1:] or self._open_block is not types.ToolUseBlock:
+            if call.index in self._call_indices:
                 raise UpstreamError("The worker's stream goes back to an earlier tool call.")
-            self._calls.append(call.index)
-            events = self._start(_tool_use(call, {}))
+            self._call_indices.append(call.index)
+            events = self._start_block(_tool_use(call, {}))
         if call.function.arguments:
-            events += self._add({"type": "input_json_delta", "partial_json": call.function.arguments})
+            events += self._delta_event({"type": "input_json_delta", "partial_json": call.function.arguments})
         return events
 
-    def _start(self, block: types.TextBlock | types.ThinkingBlock | types.ToolUseBlock) -> bytes:
-        closed = self._close()
-        self._open = type(block)
+    def _start_block(self, block: types.TextBlock | types.ThinkingBlock | types.ToolUseBlock) -> bytes:
+        closed = self._close_block()
+        self._open_block = type(block)
         self._index += 1
         return closed + frames.event("content_block_start", {"index": self._index, "content_block": block})
 
-    def _add(self, delta: Mapping[str, object]) -> bytes:
+    def _delta_event(self, delta: Mapping[str, object]) -> bytes:
         return frames.event("content_block_delta", {"index": self._index, "delta": delta})
 
-    def _close(self) -> bytes:
-        if self._open is None:
+    def _close_block(self) -> bytes:
+        if self._open_block is None:
             return b""
-        signed = self._add({"type": "signature_delta", "signature": ""}) if self._open is types.ThinkingBlock else b""
-        self._open = None
+        signed = (
+            self._delta_event({"type": "signature_delta", "signature": ""})
+            if self._open_block is types.ThinkingBlock
+            else b""
+        )
+        self._open_block = None
         return signed + frames.event("content_block_stop", {"index": self._index})
 
 
-def _message(answer: chat.Answer, model: str, usage: chat.Usage | None) -> types.Message:
-    """A message without content, for the beginning of a stream."""
+def _empty_message(answer: chat.Answer, model: str, usage: chat.Usage | None) -> types.Message:
+    """A message without content yet."""
     own = answer.id.removeprefix("chatcmpl-") or uuid.uuid4().hex
-    return types.Message(id=f"msg_{own}", model=model or answer.model, content=[], usage=_usage(usage))
+    return types.Message(id=f"msg_{own}", model=model or answer.model, content=[], usage=_message_usage(usage))
 
 
-def _text(message: chat.Message) -> str:
+def _text_of(message: chat.Message) -> str:
     return (message.content or "") + (message.refusal or "")
 
 
@@ -214,15 +218,15 @@ def _tool_use(call: chat.ToolCall, arguments: dict[str, Any]) -> types.ToolUseBl
     return types.ToolUseBlock(call.id or f"toolu_{uuid.uuid4().hex}", call.function.name or "", arguments)
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """The input of a call. Arguments that are no JSON object, such as cut-off ones, become a text in the field `arguments`."""
+def _call_input(arguments: str) -> dict[str, Any]:
+    """The input of a tool call. Arguments that are no JSON object (such as truncated ones) become a text in `arguments`."""
     try:
         return _object(arguments or "{}")
     except UNREADABLE:
         return {"arguments": arguments}
 
 
-def _stop(choice: chat.Choice, stops: Sequence[str], *, has_calls: bool) -> tuple[str, str | None]:
+def _stop_reason(choice: chat.Choice, stops: Sequence[str], *, has_calls: bool) -> tuple[str, str | None]:
     """The reason for the end, and the stop text that ended the answer."""
     reason = _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
     if reason == "end_turn" and isinstance(choice.stop_reason, str) and choice.stop_reason in stops:
@@ -230,7 +234,7 @@ def _stop(choice: chat.Choice, stops: Sequence[str], *, has_calls: bool) -> tupl
     return ("tool_use" if has_calls and reason == "end_turn" else reason), None
 
 
-def _usage(usage: chat.Usage | None) -> types.MessageUsage:
+def _message_usage(usage: chat.Usage | None) -> types.MessageUsage:
     usage = usage or chat.Usage()
     return types.MessageUsage(
         input_tokens=max(usage.prompt_tokens - usage.cached_tokens, 0),

@@ -1,6 +1,6 @@
-"""The operations of Anthropic's clients: messages, their count, and the list of models.
+"""The operations for Anthropic's clients: messages, their token count, and the list of models.
 
-The list has OpenAI's paths. A request that names a version of Anthropic's API, as all its clients do, gets Anthropic's list.
+The list has OpenAI's paths. A request with the header `anthropic-version`, which all Anthropic clients send, gets Anthropic's list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.schema.operation import EVENTS, Example, Parameter
 
 MESSAGES: Final = "/v1/messages"
 MODELS: Final = "/v1/models"
-_SERVING: Final = frozenset({f"POST {MESSAGES}", f"POST {chat.PATH}"})  # either is enough
+_SERVING: Final = frozenset({f"POST {MESSAGES}", f"POST {chat.PATH}"})  # a model needs one of these
 _VERSION: Final = (Parameter("anthropic-version", "Which Anthropic's clients always send.", place="header"),)
 _HEADERS: Final = {"anthropic-version": "2023-06-01"}
 _HELLO: Final = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
@@ -53,12 +53,12 @@ GROUP.model_endpoint(
 
 
 def names_version(scope: Scope) -> bool:
-    """Does a request come from one of Anthropic's clients?"""
+    """Whether a request comes from an Anthropic client: it names a version of the API."""
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 class _VersionRoute(Route):
-    """A route for Anthropic's clients alone. Other clients get the next one with its path."""
+    """A route for Anthropic's clients only. Other clients get the next route with the same path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return super().matches(scope) if names_version(scope) else (Match.NONE, {})
@@ -79,7 +79,7 @@ async def list_models(daemon: Daemon, query: types.AnthropicModelQuery) -> types
         begin = max(begin, end - query.limit)
     else:
         end = min(end, begin + query.limit)
-    page = [_model(daemon, entry) for entry in entries[begin:end]]
+    page = [_model_view(daemon, entry) for entry in entries[begin:end]]
     return types.AnthropicModelList(
         page,
         has_more=begin > 0 if is_backwards else end < len(entries),
@@ -102,14 +102,14 @@ async def get_model(daemon: Daemon, name: str) -> types.AnthropicModel:
     entry = daemon.catalog.resolve(name)
     if not _serves_messages(entry):
         raise NotFoundError(f"{entry.name} can't be asked at {MESSAGES}; GET {MODELS} lists what can.")
-    return _model(daemon, entry)
+    return _model_view(daemon, entry)
 
 
 def _serves_messages(entry: catalog.Route) -> bool:
     return not _SERVING.isdisjoint(entry.model.paths)
 
 
-def _model(daemon: Daemon, entry: catalog.Route) -> types.AnthropicModel:
+def _model_view(daemon: Daemon, entry: catalog.Route) -> types.AnthropicModel:
     known = daemon.fleet.effective(entry.model.id).known_capabilities
     created = datetime.fromtimestamp(int(daemon.wall_time(daemon.started)), UTC)
     return types.AnthropicModel(

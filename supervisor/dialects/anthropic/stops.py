@@ -1,6 +1,6 @@
 """Corrects the reason for an answer's end, for workers that serve `/v1/messages` themselves.
 
-llama.cpp's server reports the `stop_sequence` that ended an answer, but `end_turn` as the `stop_reason` beside it. Clients look
+llama.cpp's server reports the `stop_sequence` that ended an answer, but with the wrong `stop_reason`: `end_turn`. Clients look
 at the `stop_reason` first.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.buffered_response import BufferedResponse
 
-LINE_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
+LINE_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer line passes unchanged
 _EVENT: Final = b'"message_delta"'
 _WRONG: Final = re.compile(rb'("stop_reason"\s*:\s*)"end_turn"(\s*,\s*"stop_sequence"\s*:\s*")')
 _END: Final = b'"end_turn"'
@@ -35,23 +35,23 @@ class StreamedStop:
     """Corrects a stream, line by line: an event's data is one line, and quotes within its texts are escaped."""
 
     def __init__(self) -> None:
-        self._rest = b""  # of a line that isn't complete
+        self._incomplete_line = b""
 
     @property
     def gathered(self) -> int:
         """See StreamTranslation."""
-        return len(self._rest)
+        return len(self._incomplete_line)
 
     def feed(self, piece: bytes) -> bytes:
         """The complete lines so far."""
-        text = self._rest + piece
+        text = self._incomplete_line + piece
         cut = text.rfind(b"\n") + 1
         if len(text) - cut > LINE_LIMIT:
             cut = len(text)
-        lines, self._rest = text[:cut], text[cut:]
+        lines, self._incomplete_line = text[:cut], text[cut:]
         return _WRONG.sub(rb"\g<1>" + _RIGHT + rb"\g<2>", lines) if _EVENT in lines else lines
 
     def end(self) -> bytes:
-        """The rest after the last complete line."""
-        rest, self._rest = self._rest, b""
+        """The incomplete last line."""
+        rest, self._incomplete_line = self._incomplete_line, b""
         return rest

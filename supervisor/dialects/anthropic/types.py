@@ -1,4 +1,4 @@
-"""What Anthropic's clients send and get: messages, their count, and the list of models. The parts of requests are called as in its SDKs."""
+"""Requests and answers of Anthropic's API: messages, token counts, the list of models. Types have the names of Anthropic's SDKs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.schema.operation import Open, doc
 
 _Name = Annotated[str, Meta(min_length=1)]
 _Object = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
-# The worker checks its numbers itself: it gets them as they came.
+# The worker checks these numbers itself: they pass unparsed.
 _Share = Annotated[Raw, Meta(extra_json_schema={"type": "number", "minimum": 0, "maximum": 1})]
 _Count = Annotated[Raw, Meta(extra_json_schema={"type": "integer", "minimum": 0})]
 

@@ -1,4 +1,4 @@
-"""Cohere's `/v2/rerank`: workers answer it as `/v1/rerank`, and llmux adds the fields of Cohere's that their answers lack."""
+"""Cohere's `/v2/rerank`: workers answer it like `/v1/rerank`, and llmux adds the missing fields of Cohere's API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _META: Final = msgspec.Raw(
 
 
 class Cohere(OpenAI):
-    """Like OpenAI's dialect, except for fields of the answers."""
+    """Like OpenAI's dialect, with additional fields in the answers."""
 
     name = "cohere"
 
@@ -32,7 +32,7 @@ class Cohere(OpenAI):
 
 
 class CohereRepair(BufferedResponse):
-    """Adds `id` and `meta` to an answer without them."""
+    """Adds missing `id` and `meta` to an answer."""
 
     def changed(self, fields: Fields) -> Fields | None:
         """See BufferedResponse."""

@@ -1,7 +1,7 @@
-"""The model management of llama.cpp's own server, at the root, for clients that speak it: Open WebUI's load and eject buttons.
+"""The model management of llama.cpp's server, at the root, for its clients: Open WebUI's load and eject buttons.
 
 A model is unloaded, loading, loaded or failed (llmux has no `sleeping`). The response to a load or unload comes at once;
-the list and the event stream show its end, as with llama.cpp. Clients use public names: virtual models of one model share
+the list and the event stream show the result, as with llama.cpp. Clients use public names: virtual models of one model share
 its state.
 """
 
@@ -20,7 +20,7 @@ _SCOPES: Final = {endpoint.path: endpoint.scope for endpoint in GROUP.endpoints 
 
 
 class LlamaCpp(OpenAI):
-    """llama.cpp's paths at the root; errors and keys are like OpenAI's, as with llama.cpp itself."""
+    """llama.cpp's paths at the root. Errors and API keys work as with OpenAI's API, as with llama.cpp itself."""
 
     name = "llamacpp"
 

@@ -1,4 +1,4 @@
-"""The operations of llama.cpp's server beyond OpenAI's API: its router's management of models, and its own paths of inference."""
+"""The operations of llama.cpp's server beyond OpenAI's API: its router's model management, and its own inference paths."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ async def unload_router_model(daemon: Daemon, body: types.ModelName) -> types.Ac
 async def follow_router_models(daemon: Daemon) -> Response:
     """Server-sent events: the status of every model, then each change."""
     subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
-    return EventStream(_changes(daemon, subscription), subscription)
+    return EventStream(_status_events(daemon, subscription), subscription)
 
 
-async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
+async def _status_events(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
     """Events with every model's status, then with each change. Virtual models of one model share its state."""
     shown: dict[str, Status] = {}
 
@@ -104,7 +104,7 @@ async def read_props(daemon: Daemon, query: types.ModelQuery) -> types.RouterPro
 
     With `?model=NAME` the answer is that of the model's worker.
     """
-    if query.model is not None:  # no worker has them
+    if query.model is not None:  # no worker of this model serves /props
         daemon.catalog.resolve(query.model)
         raise InvalidRequestError(f"{query.model} has no /props.", code="endpoint_not_supported", param="model")
     most = daemon.catalog.limits.max_loaded.get("llm", 0)

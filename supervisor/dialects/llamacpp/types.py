@@ -1,4 +1,4 @@
-"""What clients of llama.cpp's server, of its router and of servers like it send and get; a worker's server defines the rest."""
+"""Requests and answers of llama.cpp's server, its router and similar servers; a worker's server defines the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RoutedModels(Struct):
 class RouterProps(Open, kw_only=True):
     """Those of the router."""
 
-    role: Literal["router"] = "router"  # by which its clients know that models are named, listed and loaded
+    role: Literal["router"] = "router"  # shows clients that they can name, list and load models
     max_instances: Annotated[int, doc("`limits.max_loaded` of language models; 0: as many as fit.")]
     models_autoload: bool = True
     model_alias: str = "llmux"

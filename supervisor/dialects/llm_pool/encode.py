@@ -1,7 +1,7 @@
 """Translates chat completions into llm-pool's answers: one object, or a stream of four kinds of events.
 
 A stream is `response.created`, `response.output_text.delta` for each piece of text as it comes, `response.metrics` and
-`response.completed` with the whole answer. The model's thoughts are no part of its text.
+`response.completed` with the whole answer. Reasoning is not part of the text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The `AnswerTranslation` of one request. `model` is the client's name for the model; `times` None: unknown."""
+    """The `AnswerTranslation` of one request. `model` is the client's name for the model. `times`: None if unknown."""
 
     model: str
     ignored: Sequence[str]
@@ -38,9 +38,9 @@ class Answers:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        answer = chat.whole(body)
+        answer = chat.decode_completion(body)
         metrics = metrics_of(chat.Measured(answer.usage, answer.timings), self.times, self.clock())
-        return _encode(_response(new_id(), self.model, _text(answer.choices[0].message), metrics))
+        return _encode(_response(new_id(), self.model, _text_of(answer.choices[0].message), metrics))
 
     def stream(self) -> StreamTranslation:
         """See AnswerTranslation."""
@@ -63,12 +63,12 @@ class Events(chat.ChatStream):
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
         self._measured.add(answer, self._clock)
-        text = _text(answer.choices[0].delta) if answer.choices else ""
+        text = _text_of(answer.choices[0].delta) if answer.choices else ""
         if not text:
-            return self._begin()
+            return self._created_event()
         self._texts.append(text)
         self.keeps(text)
-        return self._begin() + frames.event("response.output_text.delta", {"delta": text})
+        return self._created_event() + frames.event("response.output_text.delta", {"delta": text})
 
     def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
@@ -79,12 +79,12 @@ class Events(chat.ChatStream):
         metrics = metrics_of(self._measured, self._times, self._clock())
         whole = _response(self._id, self._model, "".join(self._texts), metrics)
         return (
-            self._begin()
+            self._created_event()
             + frames.event("response.metrics", {"metrics": metrics})
             + frames.event("response.completed", {"response": whole})
         )
 
-    def _begin(self) -> bytes:
+    def _created_event(self) -> bytes:
         if self._is_begun:
             return b""
         self._is_begun = True
@@ -101,5 +101,5 @@ def _response(name: str, model: str, text: str, metrics: AnswerMetrics) -> LlmPo
     return LlmPoolResponse(id=name, model=model, output=[LlmPoolOutput(text)], output_text=text, metrics=metrics)
 
 
-def _text(message: chat.Message) -> str:
+def _text_of(message: chat.Message) -> str:
     return message.content or message.refusal or ""

@@ -1,4 +1,4 @@
-"""What llm-pool's clients send and get."""
+"""The requests and answers of llm-pool's API."""
 
 from __future__ import annotations
 

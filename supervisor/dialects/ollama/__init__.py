@@ -1,8 +1,8 @@
-"""Ollama's API, below `/api`: chats, prompts and embeddings are translated; the daemon answers lists and the like.
+"""Ollama's API, below `/api`: llmux translates chats, prompts and embeddings; the daemon answers all other requests.
 
-Errors are `{"error": "MESSAGE"}`, as the last line of a stream as well. Its clients add `:latest` to a name without a tag,
-and some look for the result in the list, so names are listed with it; see `OpenAI.model_name`. Requests to make, fetch or
-remove a model are refused: models come from the configuration.
+Errors are `{"error": "MESSAGE"}`, also as the last line of a stream. Ollama's clients add `:latest` to a name without a tag,
+and some look for that name in the list, so the list has names with the tag; see `OpenAI.model_name`. llmux refuses requests to
+create or remove a model: models come from the configuration.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from supervisor.gateway.filters.translation import TargetedTranslation, Translat
 from supervisor.schema.operation import JSON, LINES
 
 AT_OWN_PORT: Final = "ollama_port"
-"""Key in the state of a request that came to the port for Ollama's clients, whose root has no page."""
+"""Key in the state of a request to the port for Ollama's clients. That port has no page at its root."""
 _BLOBS: Final = "/api/blobs/"
 _SCOPES: Final = {endpoint.path: endpoint.scope for endpoint in GROUP.endpoints}
 _GENERATING: Final = frozenset({decode.CHAT, decode.GENERATE})
-# Clients read every line as JSON, and most check it against the type of the answers; this one is of both types.
+# Clients read every line as JSON, and most check that it is an answer. This line is valid for chats and for prompts.
 _KEEPALIVE: Final = (
     b'{"model":"","created_at":"1970-01-01T00:00:00Z","message":{"role":"assistant","content":""},"response":"",'
     b'"done":false}\n'
@@ -41,7 +41,7 @@ _KEEPALIVE: Final = (
 
 
 class Ollama(OpenAI):
-    """Keys are like OpenAI's: clients with a key send `Authorization: Bearer`."""
+    """API keys work as with OpenAI's API: clients send `Authorization: Bearer`."""
 
     name = "ollama"
     reads_fields = True
@@ -49,15 +49,15 @@ class Ollama(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """Known paths below `/api`, where llmux has paths of its own, too."""
+        """Known paths below `/api`; llmux has other paths of its own there."""
         return path.startswith("/api/") and (path in _SCOPES or path.startswith(_BLOBS))
 
     def scope_for(self, path: str) -> str | None:
-        """The operation's scope; changes of models need the admin scope."""
+        """The operation's scope; changes to models need the admin scope."""
         return "admin" if path.startswith(_BLOBS) else _SCOPES.get(path, "inference")
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
-        """Everything that models don't answer, whatever a worker serves."""
+        """Every path without a translation, even if a worker serves it."""
         return path not in decode.TRANSLATIONS
 
     def streams_by_default(self, path: str) -> bool:
@@ -69,11 +69,11 @@ class Ollama(OpenAI):
         return decode.TRANSLATIONS.get(path) if method == "POST" else None
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
-        """See Dialect: of prompts that go to their model as they are."""
-        return decode.raw_of(fields) if method == "POST" and path == decode.GENERATE else None
+        """See Dialect: for prompts that go to their model without a template."""
+        return decode.raw_prompt_translation(fields) if method == "POST" and path == decode.GENERATE else None
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
-        """See Dialect. Its clients know no other field."""
+        """See Dialect. Ollama's clients know no other field."""
         return msgspec.json.encode({"error": fields["message"]})
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
@@ -91,8 +91,8 @@ class Ollama(OpenAI):
         return Response(line, media_type=LINES if request.stream else JSON)
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """The daemon's own operations, and the root, by which clients see whether a server is there."""
-        return [_Root("/", _running, methods=["GET"]), *GROUP.routes(daemon)]
+        """The daemon's own operations, and the root, which clients request to see whether a server runs."""
+        return [_Root("/", _answer_root, methods=["GET"]), *GROUP.routes(daemon)]
 
 
 class _Root(Route):
@@ -108,7 +108,7 @@ def _wants_page(scope: Scope) -> bool:
     )
 
 
-async def _running(_request: Request) -> Response:
+async def _answer_root(_request: Request) -> Response:
     return PlainTextResponse("Ollama is running")
 
 

@@ -1,7 +1,7 @@
 """Translates requests of `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings` into canonical ones.
 
-A chat without messages, or an empty prompt or input, only asks to load the model: the canonical request then lets the model
-compute as little as possible, so that it waits, counts and keeps its model loaded like every other request.
+A chat without messages, or an empty prompt or input, only asks to load the model. The canonical request then makes the model
+compute as little as possible: it waits in the queue, counts, and keeps its model loaded like every other request.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ _REMEDIES: Final = (
 )
 
 
-def _param(place: str) -> str:
-    """The field to name in an error: the request's, or a message's pictures."""
+def _error_param(place: str) -> str:
+    """The field to name in an error: a field of the request, or `images` of a message."""
     return "images" if ".images" in place else place.partition("[")[0]
 
 
-def _reader(kind: type[_S]) -> Reader[_S]:
-    return Reader(kind, *_REMEDIES, index="[]", param=_param)
+def _reader_for(kind: type[_S]) -> Reader[_S]:
+    return Reader(kind, *_REMEDIES, index="[]", param=_error_param)
 
 
-read_load: Final = _reader(types.OllamaLoad)
-_chat: Final = _reader(types.OllamaChatRequest)
-_generate: Final = _reader(types.OllamaGenerateRequest)
-_embed: Final = _reader(types.OllamaEmbedRequest)
-_embeddings: Final = _reader(types.OllamaEmbeddingsRequest)
+read_load: Final = _reader_for(types.OllamaLoad)
+_read_chat: Final = _reader_for(types.OllamaChatRequest)
+_read_generate: Final = _reader_for(types.OllamaGenerateRequest)
+_read_embed: Final = _reader_for(types.OllamaEmbedRequest)
+_read_embeddings: Final = _reader_for(types.OllamaEmbeddingsRequest)
 
 
-def _read(reader: Reader[_S], fields: Fields) -> tuple[_S, list[str]]:
+def _read_request(reader: Reader[_S], fields: Fields) -> tuple[_S, list[str]]:
     """The request, and the names of fields without effect, except empty ones: Ollama's own client sends many."""
     request, ignored = reader(fields)
     return request, [name for name in ignored if name not in fields or not _is_empty(fields[name])]
@@ -93,8 +93,8 @@ def _is_empty(value: msgspec.Raw) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Translated:
-    """A `Translation` by a function."""
+class _FunctionTranslation:
+    """A `Translation` and `TargetedTranslation` by a function."""
 
     path: str
     request: Callable[[Fields], tuple[Fields, AnswerTranslation]]
@@ -104,60 +104,63 @@ class _Translated:
         return self
 
 
-def _conversation(fields: Fields) -> tuple[Fields, Answers]:
+def _translate_chat(fields: Fields) -> tuple[Fields, Answers]:
     if is_load(CHAT, fields):
-        return _loading("chat", fields)
-    request, ignored = _read(_chat, fields)
+        return _translate_load("chat", fields)
+    request, ignored = _read_request(_read_chat, fields)
     calls = _Calls()
-    chat_fields = _common(request, ignored)
-    chat_fields["messages"] = [_message(message, calls) for message in request.messages or ()]
-    if is_given(request.tools):  # they have the canonical form
+    chat_fields = _common_fields(request, ignored)
+    chat_fields["messages"] = [_chat_message(message, calls) for message in request.messages or ()]
+    if is_given(request.tools):  # already in the canonical format
         chat_fields["tools"] = request.tools
-    return _complete("chat", request, chat_fields, ignored)
+    return _finish_request("chat", request, chat_fields, ignored)
 
 
-def _prompt(fields: Fields) -> tuple[Fields, Answers]:
+def _translate_prompt(fields: Fields) -> tuple[Fields, Answers]:
     if is_load(GENERATE, fields):
-        return _loading("generate", fields)
-    request, ignored = _read(_generate, fields)
-    chat_fields = _common(request, ignored)
+        return _translate_load("generate", fields)
+    request, ignored = _read_request(_read_generate, fields)
+    chat_fields = _common_fields(request, ignored)
     system = [{"role": "system", "content": request.system}] if request.system else []
-    chat_fields["messages"] = [*system, {"role": "user", "content": _content(request.prompt, request.images)}]
-    return _complete("generate", request, chat_fields, ignored)
+    chat_fields["messages"] = [
+        *system,
+        {"role": "user", "content": _content_with_images(request.prompt, request.images)},
+    ]
+    return _finish_request("generate", request, chat_fields, ignored)
 
 
-def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
-    """A prompt without a template around it. With a suffix, the model fills in the text between them."""
+def _translate_raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
+    """A prompt without a template. With a suffix, the model fills in the text between prompt and suffix."""
     for name in ("images", "template", "context"):
         if is_given(value := fields.get(name, _ABSENT)) and not _is_empty(value):
             message = f'"{name}" is not supported: leave it out where the prompt goes to the model as it is.'
             raise InvalidRequestError(message, param=name)
-    request, ignored = _read(_generate, fields)
+    request, ignored = _read_request(_read_generate, fields)
     ignored += [name for name in ("think", "system") if getattr(request, name)]
     request.think = None
-    chat_fields = _common(request, ignored) | {"prompt": request.prompt}
-    completion, answers = _complete("generate", request, chat_fields, ignored)
+    chat_fields = _common_fields(request, ignored) | {"prompt": request.prompt}
+    completion, answers = _finish_request("generate", request, chat_fields, ignored)
     if not request.suffix:
         return completion, answers
     infill, completions = Infill().request(completion | {"suffix": fields["suffix"]})
     return infill, Chained(completions, answers)
 
 
-def raw_of(fields: Fields) -> TargetedTranslation | None:
-    """The translation of a prompt that goes to its model unchanged; None for any other request."""
+def raw_prompt_translation(fields: Fields) -> TargetedTranslation | None:
+    """The translation of a prompt that goes to its model without a template; None for any other request."""
     if is_load(GENERATE, fields):
         return None
-    request, _ = _generate({name: fields[name] for name in ("raw", "suffix") if name in fields})
+    request, _ = _read_generate({name: fields[name] for name in ("raw", "suffix") if name in fields})
     path = INFILL if request.suffix else "/v1/completions" if request.raw else None
-    return None if path is None else _Translated(path, _raw_prompt)
+    return None if path is None else _FunctionTranslation(path, _translate_raw_prompt)
 
 
-def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
+def _common_fields(request: types.OllamaRequest, ignored: list[str]) -> Json:
     """The canonical fields that chats and prompts share. Adds fields without effect to `ignored`."""
     options = request.options
     values = ((name, getattr(options, name)) for name in options.__struct_fields__)
     chat_fields: Json = {name: value for name, value in values if isinstance(value, msgspec.Raw) and is_given(value)}
-    if options.max_tokens is not None and options.max_tokens > 0:  # -1, -2: as many as fit, as without it
+    if options.max_tokens is not None and options.max_tokens > 0:  # -1 and -2 mean no limit, the default
         chat_fields["max_tokens"] = int(options.max_tokens)
     if isinstance(request.think, str):
         level = level_of(request.think)
@@ -173,14 +176,14 @@ def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
     if request.logprobs:
         chat_fields["logprobs"] = True
     if is_given(request.top_logprobs):
-        if request.logprobs:  # the canonical API takes the second with the first only
+        if request.logprobs:  # the canonical API accepts top_logprobs only with logprobs
             chat_fields["top_logprobs"] = request.top_logprobs
         else:
             ignored.append("top_logprobs")
-    return chat_fields | _keep_alive(request.keep_alive, ignored)
+    return chat_fields | _keep_alive_field(request.keep_alive, ignored)
 
 
-def _complete(
+def _finish_request(
     shape: Shape, request: types.OllamaLoad, chat_fields: Json, ignored: list[str], *, is_load: bool = False
 ) -> tuple[Fields, Answers]:
     if request.model:
@@ -194,41 +197,41 @@ def _complete(
 
 
 def is_load(path: str, fields: Fields) -> bool:
-    """Does this chat or prompt only ask to load its model?"""
+    """Whether this chat or prompt only asks to load its model."""
     content = fields.get("messages" if path == CHAT else "prompt", _ABSENT)
     return not is_given(content) or _is_empty(content)
 
 
 def is_unload(path: str, fields: Fields) -> bool:
-    """Does it only ask to unload its model? Raises InvalidRequestError for an invalid duration."""
+    """Whether this chat or prompt only asks to unload its model. Raises InvalidRequestError for an invalid duration."""
     if "keep_alive" not in fields or not is_load(path, fields):
         return False
     request, _ = read_load({"keep_alive": fields["keep_alive"]})
-    return _seconds(request.keep_alive) == 0
+    return _keep_alive_seconds(request.keep_alive) == 0
 
 
-def _loading(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
-    request, ignored = _read(read_load, fields)
-    chat_fields = _keep_alive(request.keep_alive, ignored)
+def _translate_load(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
+    request, ignored = _read_request(read_load, fields)
+    chat_fields = _keep_alive_field(request.keep_alive, ignored)
     chat_fields |= {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
-    return _complete(shape, request, chat_fields, ignored, is_load=True)
+    return _finish_request(shape, request, chat_fields, ignored, is_load=True)
 
 
-def _keep_alive(value: float | str, ignored: list[str]) -> Json:
-    """The canonical field. 0 has no effect: no request unloads a model as soon as it is over."""
-    seconds = _seconds(value)
+def _keep_alive_field(value: float | str, ignored: list[str]) -> Json:
+    """The canonical field for a keep-alive. 0 has no effect: no request unloads its model at its end."""
+    seconds = _keep_alive_seconds(value)
     if seconds == 0:
         ignored.append("keep_alive")
     return {KEEP_ALIVE: seconds} if seconds else {}
 
 
-def _seconds(value: float | str) -> float | None:
-    """How long the model stays loaded after the request; None: the request doesn't say. A negative time means the longest.
+def _keep_alive_seconds(value: float | str) -> float | None:
+    """How long the model stays loaded after the request; None: not given. A negative time means the longest possible.
 
-    A text is one of Go's durations, such as "1h30m", or a number of seconds.
+    A text is a duration in Go's format, such as "1h30m", or a number of seconds.
     """
     if isinstance(value, str):
-        value = value.strip()  # the pattern takes a last line break
+        value = value.strip()  # the pattern allows a final line break
         if not value:
             return None
         parts = [float(number) * _UNITS[unit] for number, unit in _PART.findall(value)]
@@ -241,9 +244,9 @@ def _seconds(value: float | str) -> float | None:
 
 
 class _Calls:
-    """The calls without a result so far. Calls without an id get one.
+    """The tool calls without a result so far. A call without an id gets a generated id.
 
-    Older clients know no ids: a result then belongs to a call by the tool's name, else by its order.
+    Older clients send no ids: then the tool's name, else the order, finds the call of a result.
     """
 
     def __init__(self) -> None:
@@ -252,30 +255,30 @@ class _Calls:
         self._made = 0
 
     def add(self, name: str, known: str | None) -> str:
-        """Add a call. Returns its id: its own if it has one."""
-        call = known or self._new()
+        """Add a call. Returns its id: `known`, else a generated one."""
+        call = known or self._new_id()
         self._open[call] = name
         self._by_name[name][call] = None
         return call
 
     def answer(self, name: str, known: str | None) -> str:
-        """The id of the call to which a result belongs: by id, else by name, else by order."""
+        """The id of the call to which a result belongs: `known`, else the oldest call of the tool `name`, else the oldest."""
         calls = self._by_name[name] if name else self._open
-        call = known or next(iter(calls), None) or self._new()  # a worker may refuse an id that no call has
+        call = known or next(iter(calls), None) or self._new_id()  # a worker may refuse a result without an id
         self._by_name[self._open.pop(call, name)].pop(call, None)
         return call
 
-    def _new(self) -> str:
+    def _new_id(self) -> str:
         self._made += 1
         return f"call_{self._made}"
 
 
-def _message(message: types.OllamaMessage, calls: _Calls) -> Json:
-    chat_fields: Json = {"role": message.role, "content": _content(message.content or "", message.images)}
+def _chat_message(message: types.OllamaMessage, calls: _Calls) -> Json:
+    chat_fields: Json = {"role": message.role, "content": _content_with_images(message.content or "", message.images)}
     if message.thinking:
         chat_fields["reasoning_content"] = message.thinking
     if message.tool_calls:
-        chat_fields["tool_calls"] = [_call(call, calls) for call in message.tool_calls]
+        chat_fields["tool_calls"] = [_chat_call(call, calls) for call in message.tool_calls]
     name = message.tool_name or message.name or ""
     if message.role == "tool":
         chat_fields["tool_call_id"] = calls.answer(name, message.tool_call_id)
@@ -284,7 +287,7 @@ def _message(message: types.OllamaMessage, calls: _Calls) -> Json:
     return chat_fields
 
 
-def _call(call: types.OllamaCall, calls: _Calls) -> Json:
+def _chat_call(call: types.OllamaCall, calls: _Calls) -> Json:
     name, arguments = call.function.name, call.function.arguments
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
     return {
@@ -294,15 +297,15 @@ def _call(call: types.OllamaCall, calls: _Calls) -> Json:
     }
 
 
-def _content(text: str, images: list[str] | None) -> str | list[Json]:
-    """A text with its pictures. The pictures come first, as with Ollama."""
+def _content_with_images(text: str, images: list[str] | None) -> str | list[Json]:
+    """A text with its images. The images come first, as in Ollama."""
     if not images:
         return text
-    parts: list[Json] = [{"type": "image_url", "image_url": {"url": _url(image)}} for image in images]
+    parts: list[Json] = [{"type": "image_url", "image_url": {"url": _image_url(image)}} for image in images]
     return [*parts, {"type": "text", "text": text}] if text else parts
 
 
-def _url(image: str) -> str:
+def _image_url(image: str) -> str:
     kinds = (kind for start, kind in types.PICTURES.items() if image.startswith(start))
     return image if image.startswith("data:") else f"data:image/{next(kinds)};base64,{image}"
 
@@ -310,25 +313,25 @@ def _url(image: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- vectors
 
 
-def _texts(fields: Fields) -> tuple[Fields, VectorAnswers]:
+def _translate_embed(fields: Fields) -> tuple[Fields, VectorAnswers]:
     given = {name: raw for name, raw in fields.items() if name != "dimensions" or not _is_empty(raw)}
-    request, ignored = _read(_embed, given)
-    chat_fields, answers = _vectors(request, fields.get("input"), ignored)
+    request, ignored = _read_request(_read_embed, given)
+    chat_fields, answers = _embedding_request(request, fields.get("input"), ignored)
     return chat_fields, replace(answers, dimensions=request.dimensions)
 
 
-def _text(fields: Fields) -> tuple[Fields, VectorAnswers]:
+def _translate_embeddings(fields: Fields) -> tuple[Fields, VectorAnswers]:
     """The request of the older path, with one text."""
-    request, ignored = _read(_embeddings, fields)
-    chat_fields, answers = _vectors(request, fields.get("prompt"), ignored)
+    request, ignored = _read_request(_read_embeddings, fields)
+    chat_fields, answers = _embedding_request(request, fields.get("prompt"), ignored)
     return chat_fields, replace(answers, is_single=True)
 
 
-def _vectors(
+def _embedding_request(
     request: types.OllamaEmbedRequest | types.OllamaEmbeddingsRequest, text: msgspec.Raw | None, ignored: list[str]
 ) -> tuple[Fields, VectorAnswers]:
     ignored += [f"options.{name}" for name in request.options or ()]  # there is nothing to sample
-    chat_fields = _keep_alive(request.keep_alive, ignored)
+    chat_fields = _keep_alive_field(request.keep_alive, ignored)
     if request.model:
         chat_fields["model"] = request.model
     chat_fields |= {"input": text if request.input else ".", "encoding_format": "float", "truncate": request.truncate}
@@ -336,8 +339,8 @@ def _vectors(
 
 
 TRANSLATIONS: Final[Mapping[str, Translation]] = {
-    CHAT: _Translated(chat.PATH, _conversation),
-    GENERATE: _Translated(chat.PATH, _prompt),
-    EMBED: _Translated("/v1/embeddings", _texts),
-    EMBEDDINGS: _Translated("/v1/embeddings", _text),
+    CHAT: _FunctionTranslation(chat.PATH, _translate_chat),
+    GENERATE: _FunctionTranslation(chat.PATH, _translate_prompt),
+    EMBED: _FunctionTranslation("/v1/embeddings", _translate_embed),
+    EMBEDDINGS: _FunctionTranslation("/v1/embeddings", _translate_embeddings),
 }

@@ -1,7 +1,7 @@
 """Translates chat completions and lists of embeddings into Ollama's answers: whole ones, and streams of JSON lines.
 
-A stream has a line for each piece of text. Tool calls come whole, in one line, once all their pieces are there. The last
-line has the reason for the answer's end, and its figures. A request that only loads its model gets that last line alone.
+A stream has a line for each piece of text. Tool calls come complete, in one line, once all their pieces have arrived. The
+last line has the reason for the answer's end, and its figures. A request that only loads its model gets only that last line.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Message, ToolCall, Usage, whole
+from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Message, ToolCall, Usage, decode_completion
 from supervisor.dialects.ollama.types import NAMES, OllamaVector, OllamaVectors
-from supervisor.dialects.openai.completed import cut
+from supervisor.dialects.openai.completed import shorten_vector
 from supervisor.errors import UpstreamError
 from supervisor.gateway.body.typed import UNREADABLE, decoded_answer
 from supervisor.gateway.filters.translation import StreamTranslation
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.schema.operation import JSON, LINES
 
-_REASONS: Final = {"tool_calls": "stop", "function_call": "stop"}  # Ollama has no words for them
+_REASONS: Final = {"tool_calls": "stop", "function_call": "stop"}  # Ollama has no such reasons
 Json = dict[str, Any]
 Shape = Literal["chat", "generate"]
 _encode: Final = msgspec.json.Encoder().encode
@@ -34,9 +34,9 @@ _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 class _Answers:
     """See AnswerTranslation."""
 
-    model: str  # the name in the request, if it has one
+    model: str  # the model's name in the request, or empty
     ignored: Sequence[str] = ()
-    is_load: bool = False  # the request is for nothing but its model
+    is_load: bool = False  # the request only loads its model
     begun: int = field(default_factory=time.monotonic_ns)
     names: ClassVar[Mapping[str, str]] = NAMES
     content_type: ClassVar[bytes] = JSON.encode()
@@ -45,17 +45,17 @@ class _Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(_Answers):
-    """The `AnswerTranslation` of chats and prompts."""
+    """The `AnswerTranslation` for chats and prompts."""
 
     shape: Shape
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        answer = whole(body)
+        answer = decode_completion(body)
         if self.is_load:
             return self.empty(answer.model, done_reason="load")
         choice = answer.choices[0]
-        calls = _complete(choice.message.tool_calls or [], choice.finish_reason)
+        calls = _complete_calls(choice.message.tool_calls or [], choice.finish_reason)
         line = self.line(answer.model, choice, choice.message, calls)
         return _encode(line | self.end(Measured(answer.usage, answer.timings), choice.finish_reason))
 
@@ -64,27 +64,27 @@ class Answers(_Answers):
         return Lines(self)
 
     def line(self, model: str, choice: Choice, message: Message, calls: Sequence[ToolCall]) -> Json:
-        """A piece of the answer, or the whole answer without its end."""
+        """One piece of the answer, or the whole answer, without the fields of `end`."""
         text, thought = message.content or message.refusal or "", message.thought
         more: Json = {"thinking": thought} if thought else {}
         if calls:
-            more["tool_calls"] = [*map(_call, range(len(calls)), calls)]
-        line = self._begin(model, text, more)
-        if (logprobs := _logprobs(choice.logprobs)) is not None:
+            more["tool_calls"] = [*map(_ollama_call, range(len(calls)), calls)]
+        line = self._answer_fields(model, text, more)
+        if (logprobs := _token_logprobs(choice.logprobs)) is not None:
             line["logprobs"] = logprobs
         return {**line, "done": False}
 
     def empty(self, model: str, **end: object) -> bytes:
         """The last line, or an answer without text."""
-        return _encode({**self._begin(model, "", {}), "done": True, **end})
+        return _encode({**self._answer_fields(model, "", {}), "done": True, **end})
 
     def end(self, measured: Measured, reason: str | None) -> Json:
-        """The reason for the answer's end, and its figures: llama.cpp's own times, or those that the client waited."""
+        """The reason for the answer's end, and its figures: llama.cpp's own times, else the times measured here."""
         now, timings = time.monotonic_ns(), measured.timings
         total = now - self.begun
         prompt, answer, before = 0, now - int(measured.first_at or self.begun), 0
         if timings is not None and timings.predicted_ms is not None:
-            prompt, answer = _ns(timings.prompt_ms), _ns(timings.predicted_ms)
+            prompt, answer = _to_ns(timings.prompt_ms), _to_ns(timings.predicted_ms)
             before = max(0, total - prompt - answer)
         usage = measured.usage or Usage()
         return {
@@ -98,7 +98,7 @@ class Answers(_Answers):
             "eval_duration": answer,
         }
 
-    def _begin(self, model: str, text: str, more: Json) -> Json:
+    def _answer_fields(self, model: str, text: str, more: Json) -> Json:
         begin: Json = {"model": self.model or model, "created_at": timestamp(time.time())}
         if self.shape == "chat":
             return {**begin, "message": {"role": "assistant", "content": text, **more}}
@@ -114,7 +114,7 @@ class Lines(ChatStream):
         self._model = ""
         self._measured = Measured()
         self._reason: str | None = None
-        self._calls: dict[int | None, ToolCall] = {}  # by their numbers
+        self._calls: dict[int | None, ToolCall] = {}  # by index
 
     def event(self, answer: Answer) -> bytes:
         """See ChatStream."""
@@ -125,13 +125,15 @@ class Lines(ChatStream):
         choice = answer.choices[0]
         delta = choice.delta
         for call in delta.tool_calls or ():
-            self._add(call)
+            self._add_call_piece(call)
         lines = b""
-        if delta.content or delta.refusal or delta.thought or _logprobs(choice.logprobs):  # also within a character
+        if (
+            delta.content or delta.refusal or delta.thought or _token_logprobs(choice.logprobs)
+        ):  # a token may be a part of a character: logprobs, but no text
             lines = _encode(self._answers.line(self._model, choice, delta, ())) + b"\n"
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason
-            lines += self._called()
+            lines += self._take_calls_line()
         return lines
 
     def failed(self, error: WorkerAnswerError) -> bytes:
@@ -141,28 +143,28 @@ class Lines(ChatStream):
     def over(self) -> bytes:
         """See ChatStream."""
         end = {"done_reason": "load"} if self._answers.is_load else self._answers.end(self._measured, self._reason)
-        return self._called() + self._answers.empty(self._model, **end) + b"\n"
+        return self._take_calls_line() + self._answers.empty(self._model, **end) + b"\n"
 
-    def _add(self, piece: ToolCall) -> None:
+    def _add_call_piece(self, piece: ToolCall) -> None:
         call = self._calls.setdefault(piece.index, ToolCall())
         call.id = call.id or piece.id
         call.function.name = call.function.name or piece.function.name
         call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
         self.keeps(piece.function.arguments or "")
 
-    def _called(self) -> bytes:
-        calls = _complete([*self._calls.values()], self._reason)
+    def _take_calls_line(self) -> bytes:
+        calls = _complete_calls([*self._calls.values()], self._reason)
         self._calls = {}
         return _encode(self._answers.line(self._model, Choice(), Message(), calls)) + b"\n" if calls else b""
 
 
 def timestamp(seconds: float) -> str:
-    """Unix seconds in RFC 3339's form."""
+    """Unix seconds as an RFC 3339 timestamp."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _call(index: int, call: ToolCall) -> Json:
-    """A whole canonical call. Raises UpstreamError for arguments that are no object."""
+def _ollama_call(index: int, call: ToolCall) -> Json:
+    """A complete canonical tool call in Ollama's format. Raises UpstreamError for arguments that are no object."""
     try:
         arguments = _object((call.function.arguments or "").strip() or "{}")
     except UNREADABLE as error:
@@ -172,8 +174,8 @@ def _call(index: int, call: ToolCall) -> Json:
     return {"id": call.id, "function": function} if call.id else {"function": function}
 
 
-def _complete(calls: Sequence[ToolCall], reason: str | None) -> Sequence[ToolCall]:
-    """The calls without the last one if the answer ended within it, which its `done_reason` shows."""
+def _complete_calls(calls: Sequence[ToolCall], reason: str | None) -> Sequence[ToolCall]:
+    """The calls without the last one if the token limit cut it off; `done_reason` then is `length`."""
     return calls[:-1] if calls and reason == "length" and not _is_json(calls[-1].function.arguments or "") else calls
 
 
@@ -185,13 +187,13 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _logprobs(logprobs: object) -> list[Any] | None:
-    """The log probabilities of the text's tokens; None for an older form."""
+def _token_logprobs(logprobs: object) -> list[Any] | None:
+    """The log probabilities of the text's tokens; None for an older format."""
     tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
     return tokens if isinstance(tokens, list) else None
 
 
-def _ns(milliseconds: float | None) -> int:
+def _to_ns(milliseconds: float | None) -> int:
     return round((milliseconds or 0.0) * 1e6)
 
 
@@ -215,28 +217,28 @@ _numbers: Final = msgspec.json.Decoder(list[float]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorAnswers(_Answers):
-    """The `AnswerTranslation` of embeddings."""
+    """The `AnswerTranslation` for embeddings."""
 
-    is_single: bool = False  # the older path, with one vector
-    dimensions: int = 0  # at most so many of each vector; 0: all
+    is_single: bool = False  # for the older path, with one vector
+    dimensions: int = 0  # length of the shortened vectors; 0: unchanged
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
         answer = decoded_answer(_embeddings, body, "list of embeddings")
         rows = [] if self.is_load else sorted(answer.data, key=lambda row: row.index)
-        vectors = [self._cut(row.embedding) for row in rows]
+        vectors = [self._shortened(row.embedding) for row in rows]
         if self.is_single:
             return _encode(OllamaVector(vectors[0] if vectors else msgspec.Raw(b"[]")))
         tokens = 0 if answer.usage is None else answer.usage.prompt_tokens
-        load_ns = 0  # a part of the time that no worker reports
+        load_ns = 0  # no worker reports it
         total_ns = time.monotonic_ns() - self.begun
         return _encode(OllamaVectors(self.model or answer.model, vectors, total_ns, load_ns, tokens))
 
-    def _cut(self, vector: msgspec.Raw) -> msgspec.Raw:
+    def _shortened(self, vector: msgspec.Raw) -> msgspec.Raw:
         if not self.dimensions:
             return vector
         numbers = decoded_answer(_numbers, bytes(vector), "list of embeddings")
-        return msgspec.Raw(_encode(cut(numbers, self.dimensions)))
+        return msgspec.Raw(_encode(shorten_vector(numbers, self.dimensions)))
 
     def stream(self) -> StreamTranslation:
         """Embeddings are never streamed. Raises UpstreamError."""

@@ -1,6 +1,6 @@
-"""The operations of Ollama's API: models answer chats, prompts and embeddings, the daemon answers the rest.
+"""The operations of Ollama's API: models answer chats, prompts and embeddings; the daemon answers all others.
 
-The daemon refuses to make, push, copy and remove models: they come from the configuration.
+The daemon refuses to create, push, copy and remove models: models come from the configuration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from supervisor.jobs.pulls import trouble_of
 from supervisor.schema.operation import LINES, Example, Method
 
 VERSION: Final = "0.12.11"
-"""The version of Ollama's API that llmux serves; some clients refuse one that is too low."""
+"""The version of Ollama's API that llmux serves; some clients refuse older versions."""
 LOOK_S: Final = 0.5
 _REFUSED: Final[tuple[tuple[Method, str], ...]] = (
     ("POST", "/api/push"),
@@ -47,9 +47,9 @@ GROUP: Final = Group(
 
 
 class NotOfferedError(LlmuxError):
-    """Models come from the configuration, so nothing here makes, fetches or removes one.
+    """Models come from the configuration, so no request here creates, fetches or removes one.
 
-    501, not 404, by which Ollama's clients would take the model for missing, and some then try to fetch it.
+    501 instead of 404: for a 404 Ollama's clients believe that the model is missing, and some try to fetch it.
     """
 
     status = HTTPStatus.NOT_IMPLEMENTED
@@ -97,11 +97,11 @@ async def list_models(daemon: Daemon) -> Response:
     `digest` is a hash of the name, `size` that of its weights in bytes (0: unknown).
     """
     await daemon.know_capabilities()
-    rows = models.useful(daemon.catalog.listing())
+    rows = models.usable(daemon.catalog.listing())
     effective = {row.model.id: daemon.fleet.effective(row.model.id) for row in rows}
     sizes = await asyncio.to_thread(lambda: {id_: models.size_of(model) for id_, model in effective.items()})
-    keyed = ((row.name, row.model.id) for row in rows)  # a reload may meanwhile have taken a model away
-    return await listed((models.listed(daemon, name, effective[id_], sizes[id_]) for name, id_ in keyed), "models")
+    keyed = ((row.name, row.model.id) for row in rows)  # a reload may remove a model meanwhile
+    return await listed((models.list_entry(daemon, name, effective[id_], sizes[id_]) for name, id_ in keyed), "models")
 
 
 @GROUP.operation("GET", "/api/ps")
@@ -113,8 +113,8 @@ async def list_loaded_models(daemon: Daemon) -> types.OllamaLoadedModels:
     """
     await daemon.know_capabilities()
     active = {model.id: model for model in daemon.engine.active() if status(model) == "loaded"}
-    rows = models.useful(row for row in daemon.catalog.listing() if row.model.id in active)
-    return types.OllamaLoadedModels([models.loaded(daemon, row, active[row.model.id]) for row in rows])
+    rows = models.usable(row for row in daemon.catalog.listing() if row.model.id in active)
+    return types.OllamaLoadedModels([models.loaded_entry(daemon, row, active[row.model.id]) for row in rows])
 
 
 @GROUP.operation("POST", "/api/show", errors=(404,), example=Example({"model": "Tiny-Instruct"}))
@@ -124,9 +124,9 @@ async def show_model(daemon: Daemon, body: types.OllamaShowRequest) -> types.Oll
     `capabilities` has `completion`, `embedding`, `vision`, `tools` and `thinking`, as far as they are known; `model_info` the
     architecture and its `context_length`. Templates, parameters and licences are not shown.
     """
-    row = models.resolve(daemon, _name(body))
+    row = models.resolve(daemon, _requested_name(body))
     await daemon.know_capabilities()
-    return models.shown(daemon, row)
+    return models.shown_model(daemon, row)
 
 
 @GROUP.operation("GET", "/api/version")
@@ -150,13 +150,13 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
     Files are fetched from the model's `source`, where `server.allow_pull` is on; a pull whose client leaves goes on. Any other
     model is refused: operators add models, with `llmux add`.
     """
-    name, is_stream = _name(body), body.stream is not False
+    name, is_stream = _requested_name(body), body.stream is not False
     row = models.find(daemon, name)
     if row is not None and await loading.may_pull(daemon, row.model.id):
         pull = daemon.pulls.begin(row.model.id, _no_action)
         if is_stream:
-            return StreamingResponse(_progress(pull), media_type=LINES)
-        async for _ in _progress(pull):
+            return StreamingResponse(_progress_lines(pull), media_type=LINES)
+        async for _ in _progress_lines(pull):
             pass
         if trouble := trouble_of(pull):
             raise UnavailableError(trouble)
@@ -169,29 +169,29 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
             param="model",
         )
     elif is_stream:
-        return Response(_line(types.OllamaPulled()), media_type=LINES)
+        return Response(_json_line(types.OllamaPulled()), media_type=LINES)
     return types.OllamaPulled()
 
 
 async def _no_action() -> None:
-    """Nothing follows a pull: a request for the model loads it."""
+    """After a pull, the next request for the model loads it."""
 
 
-async def _progress(pull: Pull) -> AsyncIterator[bytes]:
-    """How far a pull is, until it is over. A client that leaves ends these lines alone."""
-    yield _line({"status": "pulling manifest"})
+async def _progress_lines(pull: Pull) -> AsyncIterator[bytes]:
+    """JSON lines with a pull's progress, until it is over. A client that disconnects ends only these lines, not the pull."""
+    yield _json_line({"status": "pulling manifest"})
     while not pull.is_over:
-        if pull.total_bytes:  # Ollama's command shows a bar for each digest
+        if pull.total_bytes:  # `ollama pull` shows one bar for each digest
             amount = {"total": pull.total_bytes, "completed": pull.done_bytes}
-            yield _line({"status": f"pulling {pull.model}", "digest": pull.model, **amount})
+            yield _json_line({"status": f"pulling {pull.model}", "digest": pull.model, **amount})
         else:
-            yield _line({"status": "pulling manifest"})
+            yield _json_line({"status": "pulling manifest"})
         await asyncio.sleep(LOOK_S)
     trouble = trouble_of(pull)
-    yield _line({"error": trouble} if trouble else types.OllamaPulled())
+    yield _json_line({"error": trouble} if trouble else types.OllamaPulled())
 
 
-def _line(value: object) -> bytes:
+def _json_line(value: object) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
@@ -216,8 +216,8 @@ for _method, _path in _REFUSED:
     )(_refuse)
 
 
-def _name(body: types.OllamaShowRequest) -> str:
-    """Raises InvalidRequestError."""
+def _requested_name(body: types.OllamaShowRequest) -> str:
+    """The model's name in the request. Raises InvalidRequestError."""
     name = body.model or body.name
     if not isinstance(name, str):
         raise InvalidRequestError('The body must be {"model": "NAME"}; GET /api/tags lists the choice.', param="model")

@@ -1,6 +1,6 @@
-"""What Ollama's clients send and get.
+"""The requests and answers of Ollama's API.
 
-Null is the same as absent, as with Ollama. A value that a worker reads in the same form passes unparsed.
+Null is the same as absent, as with Ollama. A value that workers accept in the same format passes unparsed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from supervisor.gateway.body.typed import WITHOUT_EFFECT, Sent, unparsed
 from supervisor.schema.operation import Open, doc, schema_of
 
 PICTURES: Final = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif", "Qk": "bmp"}
-"""How pictures begin in base64, and their formats. Even the outline of a large body has the beginning of a text."""
+"""Beginnings of images in base64, and their formats. Condensed JSON of a large body keeps the beginning of each text."""
 _TIME: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _Number = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
 _Whole = Annotated[Raw, Meta(extra_json_schema={"type": "integer"})]
@@ -43,7 +43,7 @@ _Tokens = Annotated[int, doc("Tokens.")] | UnsetType
 class OllamaOptions(Sent):
     """Options for sampling. Others, about the load of a model, belong to its configuration and have no effect."""
 
-    # Their names are canonical. Clients send the others by default: a refusal would leave nothing of them.
+    # The attributes have canonical names. Clients send other options by default, so unknown options aren't refused.
     temperature: _Number = unparsed()
     top_p: _Number = unparsed()
     top_k: _Whole = unparsed()
@@ -72,13 +72,13 @@ class OllamaFunction(Sent):
 
     name: str
     arguments: dict[str, Any] | str | None = None
-    index: _Unused = unparsed()  # of an answer's call, which clients send back
+    index: _Unused = unparsed()  # clients send back the index of an answer's call
 
 
 class OllamaCall(Sent):
     function: OllamaFunction
-    id: Annotated[str, doc("What `tool_call_id` of its result says.")] | float | None = None  # a number is no id
-    type: _Unused = unparsed()  # of the canonical form
+    id: Annotated[str, doc("What `tool_call_id` of its result says.")] | float | None = None  # numbers are ignored
+    type: _Unused = unparsed()  # from the canonical format
     index: _Unused = unparsed()
 
 

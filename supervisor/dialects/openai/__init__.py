@@ -13,7 +13,7 @@ from runtimes.endpoints import aliases_of
 from supervisor.catalog.models.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import media_operations, operations
-from supervisor.dialects.openai.completed import Embeddings, Reranking
+from supervisor.dialects.openai.completed import EmbeddingsTranslation, RerankingTranslation
 from supervisor.dialects.openai.infill import Infill
 from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.dialect import Dialect, ReasoningEvent
@@ -22,12 +22,12 @@ from supervisor.gateway.filters.picture_links import PREFIX
 from supervisor.gateway.filters.translation import Translation
 
 LATEST: Final = ":latest"
-"""Ollama's clients add this to a name without a tag, also when they speak OpenAI's API."""
+"""Ollama's clients add this to a name without a tag, even in OpenAI's API."""
 _TRANSLATED: Final[Mapping[str, Translation]] = {
     "/v1/completions": Infill(),
-    "/v1/embeddings": Embeddings(),
-    "/v1/rerank": Reranking(),
-    "/v1/reranking": Reranking(),
+    "/v1/embeddings": EmbeddingsTranslation(),
+    "/v1/rerank": RerankingTranslation(),
+    "/v1/reranking": RerankingTranslation(),
 }
 _TRANSLATIONS: Final = {each: how for path, how in _TRANSLATED.items() for each in (path, *aliases_of(path))}
 _OPEN: Final = frozenset(
@@ -37,7 +37,7 @@ _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
 class OpenAI(Dialect):
-    """Errors are `{"error": {"message", "type", "param", "code"}}`, keys are `Authorization: Bearer` or `x-api-key`."""
+    """Errors are `{"error": {"message", "type", "param", "code"}}`; API keys come as `Authorization: Bearer` or `x-api-key`."""
 
     name = "openai"
 
@@ -46,7 +46,7 @@ class OpenAI(Dialect):
         return True
 
     def scope_for(self, path: str) -> str | None:
-        """Inference, but none for the lists that Open WebUI requests without a key, and for pictures, whose names are secrets."""
+        """`inference`; none for lists that Open WebUI requests without a key, and for pictures, which have secret names."""
         return None if path in _OPEN or path.startswith(PREFIX) else "inference"
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
@@ -55,11 +55,11 @@ class OpenAI(Dialect):
         return bare if bare != name and not is_known(name) and is_known(bare) else name
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """See Dialect: for what some workers pass over, see `Endpoint.unsupported_fields`."""
+        """See Dialect: for fields that some workers ignore, see `Endpoint.unsupported_fields`."""
         return _TRANSLATIONS.get(path) if method == "POST" else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
-        """The events for streams of chats."""
+        """See Dialect: chunks for chat streams."""
         return _reasoning_chunk if path in _CHATS else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:

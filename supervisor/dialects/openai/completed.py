@@ -1,6 +1,6 @@
 """Completes the whole answers of workers that ignore some fields of OpenAI's requests.
 
-- `dimensions` of embeddings: the worker gives the whole vector; its first numbers are scaled to the length 1.
+- `dimensions` of embeddings: the worker returns the whole vector; llmux scales its first numbers to the length 1.
 - `return_documents` of a ranking: each result gets its document.
 """
 
@@ -29,7 +29,7 @@ _documents: Final = msgspec.json.Decoder(list[str | dict[str, Any]]).decode
 class Completed:
     """The `AnswerTranslation` of a whole answer. `complete` changes the decoded answer in place.
 
-    `complete` may raise any error where the worker's answer is not a `noun`.
+    `complete` may raise any error if the worker's answer is not a `noun`.
     """
 
     complete: Callable[[dict[str, Any]], None]
@@ -53,10 +53,10 @@ class Completed:
         raise UpstreamError(f"The worker's answer is a stream, and no {self.noun}.")
 
 
-def cut(vector: Sequence[float], size: int) -> Sequence[float]:
+def shorten_vector(vector: Sequence[float], size: int) -> Sequence[float]:
     """The first `size` numbers of a vector, scaled to the length 1. Raises InvalidRequestError if it has fewer numbers.
 
-    Models that were not trained for it get shorter vectors, too.
+    This also shortens the vectors of models that weren't trained for shorter vectors.
     """
     if len(vector) < size:
         raise InvalidRequestError(f'"dimensions" is {size}; this model has {len(vector)}.', param="dimensions")
@@ -67,7 +67,7 @@ def cut(vector: Sequence[float], size: int) -> Sequence[float]:
     return [number / length for number in kept]
 
 
-class Embeddings:
+class EmbeddingsTranslation:
     """The `Translation` of embeddings with `dimensions`."""
 
     path = "/v1/embeddings"
@@ -84,14 +84,14 @@ class Embeddings:
 
         def complete(answer: dict[str, Any]) -> None:
             for row in answer["data"]:
-                kept = cut(row["embedding"], size)
+                kept = shorten_vector(row["embedding"], size)
                 row["embedding"] = base64.b64encode(array("f", kept)).decode() if is_packed else kept
 
         kept = {name: raw for name, raw in fields.items() if name != "dimensions"}
         return kept | {"encoding_format": msgspec.Raw(b'"float"')}, Completed(complete, "list of embeddings")
 
 
-class Reranking:
+class RerankingTranslation:
     """The `Translation` of rankings with `return_documents`."""
 
     path = "/v1/rerank"

@@ -71,7 +71,7 @@ class Infill:
         mapped["input_suffix"] = _one_text(given.pop("suffix"), "suffix")
         if (most := given.pop("max_tokens", None)) is not None:
             mapped["n_predict"] = most
-        given.pop("stream_options", None)  # the last event has the usage
+        given.pop("stream_options", None)  # the last event always has the usage
         return mapped, Infilled([name for name in given if name not in _SAME])
 
 
@@ -142,7 +142,7 @@ class _Stream(FrameStream):
         return event + b"data: [DONE]\n\n" if filled.stop else event
 
     def end(self) -> bytes:
-        """See StreamTranslation. Raises LlmuxError where the worker didn't come to an end."""
+        """See StreamTranslation. Raises LlmuxError for an incomplete or failed stream."""
         found = super().end()
         if self._failure is not None:
             raise self._failure

@@ -1,6 +1,6 @@
-"""OpenAI's paths for sound and pictures, and the lists of voices, which are open to all.
+"""OpenAI's paths for sound and pictures, and the lists of voices and speech models, which need no API key.
 
-Open WebUI requests those lists without its key and without naming a model. They contain only names of voices and models.
+Open WebUI requests the lists without its key and without a model's name. The lists contain only names of voices and models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEARD: Final = Example(
 )
 
 
-def _drawn(path: str, about: str, reads: type[Struct], request_type: str = FORM, **body: str) -> None:
+def _declare_pictures(path: str, about: str, reads: type[Struct], request_type: str = FORM, **body: str) -> None:
     about += """
 
     What a model takes depends on its runtime; see [diffusers](runtimes.md#diffusers) for `seed`, `steps`, `guidance`,
@@ -70,9 +70,9 @@ for _path, _about in (
         other_types=(PLAIN,),
         example=_HEARD,
     )
-_drawn("/v1/images/generations", "Draw a picture.", types.ImageRequest, JSON, prompt="A cat")
-_drawn("/v1/images/edits", "Change a picture.", types.EditForm, image="@cat.png", prompt="Add a hat")
-_drawn("/v1/images/variations", "Draw a picture like another.", types.VariationForm, image="@cat.png")
+_declare_pictures("/v1/images/generations", "Draw a picture.", types.ImageRequest, JSON, prompt="A cat")
+_declare_pictures("/v1/images/edits", "Change a picture.", types.EditForm, image="@cat.png", prompt="Add a hat")
+_declare_pictures("/v1/images/variations", "Draw a picture like another.", types.VariationForm, image="@cat.png")
 
 
 @GROUP.operation(
@@ -112,7 +112,7 @@ async def list_voices(daemon: Daemon, query: types.SpeakersQuery) -> types.Voice
 
     Each request reads the models' folders of clips again.
     """
-    models = {entry.model.id: entry.model for entry in _speakers(daemon, query)}.values()
+    models = {entry.model.id: entry.model for entry in _speech_models(daemon, query)}.values()
     found = await asyncio.to_thread(lambda: {name for model in models for name in model.adapter.voices(model.config)})
     return types.Voices([types.Speaker(name, name) for name in sorted(found)])
 
@@ -127,11 +127,11 @@ async def list_voices(daemon: Daemon, query: types.SpeakersQuery) -> types.Voice
 )
 async def list_speakers(daemon: Daemon, query: types.SpeakersQuery) -> types.Speakers:
     """The public names of the models of type `tts`."""
-    return types.Speakers([types.Speaker(entry.name, entry.name) for entry in _speakers(daemon, query)])
+    return types.Speakers([types.Speaker(entry.name, entry.name) for entry in _speech_models(daemon, query)])
 
 
-def _speakers(daemon: Daemon, query: types.SpeakersQuery) -> list[catalog.Route]:
-    """The models that speak, or the one that the query names. Raises NotFoundError."""
+def _speech_models(daemon: Daemon, query: types.SpeakersQuery) -> list[catalog.Route]:
+    """All speech models, or only the model that the query names. Raises NotFoundError."""
     found = [entry for entry in daemon.catalog.listing() if entry.model.config.type == "tts"]
     if query.model is None:
         return found

@@ -1,4 +1,4 @@
-"""The operations of OpenAI's clients: lists of models, chats, completions, embeddings and the like."""
+"""The operations of OpenAI's API: the list of models, chats, completions, embeddings, moderations, rerankings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RERANKED: Final = Example(
 )
 _HELLO: Final = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
 _TASK: Final = "load/"
-"""A runner's client means a load task by this prefix, where no model has such a name."""
+"""For a runner's client, a name with this prefix is a load task, unless a model has the name."""
 _OUTPUT: Final[Mapping[ModelType, str]] = {
     "llm": "text",
     "asr": "text",
@@ -55,9 +55,9 @@ async def list_models(daemon: Daemon, query: types.ModelsQuery) -> Response:
     await daemon.know_capabilities()
     only_loaded = daemon.catalog.server.responses == "llm-pool" if query.loaded is None else query.loaded
     rows = [row for row in daemon.catalog.listing() if query.type in {None, row.model.config.type}]
-    # Each is shown as it is in one moment, and a later one in a later moment; which there are is of the first.
+    # Each entry is encoded later than the one before, with the state at that moment; the set of entries is fixed here.
     found = [(row, daemon.fleet.effective(row.model.id)) for row in rows]
-    data = (_model(daemon, row, model) for row, model in found if not only_loaded or _is_loaded(daemon, row))
+    data = (_model_view(daemon, row, model) for row, model in found if not only_loaded or _is_loaded(daemon, row))
     return await listed(data, object="list")
 
 
@@ -68,10 +68,10 @@ async def read_model(daemon: Daemon, name: str) -> types.Model:
         raise NotFoundError(f"There is no load task {name.removeprefix(_TASK)[:100]!r}.", code="task_not_found")
     await daemon.know_capabilities()
     entry = daemon.catalog.resolve(name)
-    return _model(daemon, entry, daemon.fleet.effective(entry.model.id))
+    return _model_view(daemon, entry, daemon.fleet.effective(entry.model.id))
 
 
-def _model(daemon: Daemon, entry: catalog.Route, model: catalog.CatalogModel) -> types.Model:
+def _model_view(daemon: Daemon, entry: catalog.Route, model: catalog.CatalogModel) -> types.Model:
     found = types.Model(
         id=entry.name,
         created=int(daemon.wall_time(daemon.started)),
@@ -92,7 +92,7 @@ def _model(daemon: Daemon, entry: catalog.Route, model: catalog.CatalogModel) ->
 
 
 def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
-    """Can it answer without a load? A task can if one of its candidates can."""
+    """Whether the model can answer without a load. A task can if any of its candidates can."""
     candidates = row.candidates if isinstance(row, catalog.Task) else (row,)
     return any(status(daemon.engine.figures_of(one.model.id)) == "loaded" for one in candidates)
 
@@ -126,7 +126,7 @@ GROUP.model_endpoint(
     "/v1/embeddings",
     "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
     reads=types.EmbeddingRequest,
-    answer=types.Embeddings,
+    answer=types.EmbeddingsResponse,
     example=Example({"model": "tiny-embed", "input": "Hello", "encoding_format": "base64"}),
 )
 GROUP.model_endpoint(

@@ -1,4 +1,4 @@
-"""What OpenAI's clients send and get, as far as llmux reads or describes it; a worker's server defines the rest."""
+"""Requests and answers of OpenAI's API, as far as llmux reads or describes them; a worker's server defines the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.schema.operation import Open, doc
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType
-"""Of a field that may be missing."""
+"""The type of a field that may be missing."""
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Many = Annotated[int, Meta(ge=1)]
 DataUrl = Annotated[str, doc("A `data:` URL.", pattern="^data:")]
@@ -297,7 +297,7 @@ class Embedding(Open):
     scores: Maybe[list[LabelScore]] = UNSET
 
 
-class Embeddings(Open):
+class EmbeddingsResponse(Open):
     """Vectors of all inputs."""
 
     object: Literal["list"]

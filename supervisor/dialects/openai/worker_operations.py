@@ -1,4 +1,4 @@
-"""Paths of vLLM's server beside OpenAI's."""
+"""Paths of vLLM's server beyond OpenAI's API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _declare(
     GROUP.model_endpoint(path, about, reads=reads, answer=types.WorkerData, aliases=aliases, example=example)
 
 
-def _data(**row: Any) -> Any:
+def _data_list(**row: Any) -> Any:
     return {"object": "list", "data": [{"index": 0, **row}]}
 
 
@@ -31,21 +31,21 @@ _declare(
     "Say which class a text is of.",
     types.ClassifyRequest,
     {"model": "judge", "input": "Hello"},
-    _data(label="greeting", probs=[0.9, 0.1]),
+    _data_list(label="greeting", probs=[0.9, 0.1]),
 )
 _declare(
     "/pooling",
     "Read the vectors that a model makes of a text, before they are a class or an embedding.",
     types.ClassifyRequest,
     {"model": "judge", "input": "Hello"},
-    _data(object="pooling", data=[0.6, 0.8]),
+    _data_list(object="pooling", data=[0.6, 0.8]),
 )
 _declare(
     "/v1/score",
     "How well texts go together.",
     types.ScoreRequest,
     {"model": "reranker", "text_1": "Which is a fruit?", "text_2": "apple"},
-    _data(object="score", score=0.98),
+    _data_list(object="score", score=0.98),
     aliases=("/score",),
 )
 _declare(

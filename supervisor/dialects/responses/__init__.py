@@ -1,17 +1,17 @@
-"""OpenAI's Responses: `/v1/responses`, whose streams are events with types, numbers and positions.
+"""OpenAI's Responses: `/v1/responses`. Its streams have events with types, numbers and positions.
 
-Workers that serve it get their requests untouched, and `stream_repair` adds to their streams what they leave out. For all
-other chat models it is translated to chat completions:
+Workers that serve this path get their requests unchanged, and `stream_repair` adds missing fields to their streams. For all
+other chat models llmux translates requests to chat completions:
 
 - `types`: the requests and answers of clients
 - `decode`: a request, or one for the count of its tokens → one for a chat completion
 - `items`: `input` → messages;  `tools`: functions and the choice among them
 - `encode`: a chat completion → the response object, whole or event by event
 
-The daemon stores responses, whatever API their worker serves, also those that it generates in the background:
+The daemon stores responses, with any API of the worker, and generates responses in the background:
 
-- `stored_conversation`: requests that continue a stored response, or whose response is stored;  `stored_response`: reads stored responses
-- `background`: responses that are generated while no client waits
+- `stored_conversation`: requests that continue a stored response, or ask to store theirs;  `stored_response`: reads stored responses
+- `background`: responses that a job generates while no client waits
 - `operations`: the operations on a stored response
 """
 
@@ -54,9 +54,7 @@ class Responses(OpenAI):
     """Like OpenAI's dialect, except for the events of its streams."""
 
     name = "responses"
-    unsupported_fields = frozenset(
-        {"max_tokens", "max_completion_tokens", "n_predict"}
-    )  # a limit has another name here
+    unsupported_fields = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})  # here `max_output_tokens`
     reads_fields = True
 
     def __init__(self, *, is_llm_pools: bool = False) -> None:
@@ -68,7 +66,7 @@ class Responses(OpenAI):
         return _LLM_POOLS if responses == "llm-pool" else self
 
     def owns(self, path: str) -> bool:
-        """The path of a response, and of the count of its tokens."""
+        """The paths of responses, and of their token counts."""
         return path in _PATHS or path in _COUNTED
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
@@ -94,13 +92,13 @@ class Responses(OpenAI):
         return GROUP.routes(daemon)
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """The translation of a request for a response, or for the count of its tokens."""
+        """The translation of a request for a response, or for its token count."""
         if method != "POST":
             return None
         return _COUNT if path in _COUNTED else _CREATE
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
-        """See Dialect: llm-pool's requests, which come to the same path."""
+        """See Dialect: for llm-pool's requests, which have the same path."""
         return LLM_POOL if method == "POST" and self._is_llm_pool_request(path, fields) else None
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
@@ -108,11 +106,11 @@ class Responses(OpenAI):
         error = msgspec.json.decode(body)["error"]
         shown = {field: error.get(field) for field in ("code", "message", "param")}
         numbers = NUMBER.findall(sent)
-        if sent and not numbers:  # llm-pool's
+        if sent and not numbers:  # a stream of llm-pool's
             return separated_event(sent, frames.event("error", shown))
         at = int(numbers[-1]) + 1 if numbers else 0
         begun = b""
-        if not sent:  # OpenAI's own SDKs raise at any event before this one
+        if not sent:  # OpenAI's own SDKs fail if another event comes first
             begun = event("response.created", at, response=ResponseTemplate.of({}).response("in_progress"))
             at += 1
         return begun + separated_event(sent, event("error", at, **shown))
@@ -122,7 +120,7 @@ class Responses(OpenAI):
         return ResponsesRepair(model) if stream else None
 
     def _is_llm_pool_request(self, path: str, fields: Fields) -> bool:
-        """Is this a request of llm-pool's?"""
+        """Whether this is a request of llm-pool's API."""
         return path in _PATHS and (self._is_llm_pools or is_llm_pool(fields))
 
 

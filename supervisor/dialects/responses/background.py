@@ -1,6 +1,6 @@
-"""Responses that are generated while nobody waits: a job of the daemon's does it, whose result is kept as the response.
+"""Responses in the background: a job of the daemon generates them while no client waits, and its result becomes the response.
 
-A job is sent again after a restart; then the events after the first two come anew.
+After a restart the daemon sends the request again; then all events after the first two are new.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.dialects.responses.decode import CreateResponse, keeping_of, unsupported
+from supervisor.dialects.responses.decode import CreateResponse, storage_fields_of, unsupported
 from supervisor.dialects.responses.encode import ResponseTemplate
 from supervisor.dialects.responses.stored_conversation import FINAL, event, event_log_of
-from supervisor.dialects.responses.stored_response import continued, earlier, is_running, response_of
+from supervisor.dialects.responses.stored_response import (
+    is_running,
+    prepend_conversation,
+    previous_response,
+    response_of,
+)
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Bytes
@@ -36,26 +41,28 @@ _encode: Final = msgspec.json.Encoder().encode
 _CREATE: Final = CreateResponse()
 _FAILED: Final = "server_error"
 _FRAME: Final = b"\n\n"
-_FIRST_LINE: Final = 64  # bytes of an event, which have the name of any that is the last one
+_FIRST_LINE: Final = 64  # bytes of an event: enough for the name of every final event
 
 
 async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
-    """Make the job. Raises LlmuxError for what can be seen to fail."""
+    """Start the job. Raises LlmuxError if the request would surely fail."""
     store, body = daemon.responses, await JsonBody.open(raw)
     if not store.is_on:
         raise unsupported("background")
-    keeping, (owner, is_admin) = keeping_of(body.fields), owner_of(scope["state"])
-    if keeping.store is False:
+    storage, (owner, is_admin) = storage_fields_of(body.fields), owner_of(scope["state"])
+    if storage.store is False:
         message = "A response in the background is kept until somebody gets it: leave store out, or set it to true."
         raise InvalidRequestError(message, param="store")
     if body.name is not None:
         daemon.catalog.resolve(body.name)
     body = body.changed(dict.fromkeys(("background", "store", "previous_response_id")))
-    if (previous := keeping.previous_response_id) is not None:
-        body = await continued(body, previous, await earlier(store, previous, owner, is_admin=is_admin))
+    if (previous := storage.previous_response_id) is not None:
+        body = await prepend_conversation(
+            body, previous, await previous_response(store, previous, owner, is_admin=is_admin)
+        )
     data = await body.whole()
     if not daemon.gateway.routes.is_served_by(body.name, "POST", ENDPOINT):
-        _CREATE.request(dict(body.fields))  # which says what is wrong with it
+        _CREATE.request(dict(body.fields))  # raises the precise error
     template = ResponseTemplate.of(body.fields)
     begun = template.response("queued") | {"background": True, "store": True, "previous_response_id": previous}
     items = Part(await body.field("input") or b"null")
@@ -86,13 +93,13 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
 
 
 async def is_answered(daemon: Daemon, name: str) -> bool:
-    """Is this response over, on disk? Then its job has nothing left to do: the daemon died before it forgot that."""
+    """Whether the stored response is complete. Then its job has nothing left to do: the daemon died before it removed the job."""
     kept = await daemon.responses.find(name, None, is_admin=True)
     return kept is not None and not is_running(kept)
 
 
 async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> None:
-    """Keep how a job ended, if no response tells it, and return when that is on disk; see `KeepEnd`.
+    """Store how a job ended, unless its response has the end already. Returns when it is on disk; see `KeepEnd`.
 
     Raises NotSavedError.
     """
@@ -101,23 +108,23 @@ async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> Non
     log = store.logs.get(name)
     if kept is not None and is_running(kept):
         response = await response_of(kept)
-        if kept.is_streamed:  # perhaps to nobody, since a restart
+        if kept.is_streamed:  # perhaps no client reads it since a restart
             log = event_log_of(store.logs, name, response)
         if job.state == "cancelled":
             response["status"] = "cancelled"
         else:
-            response |= {"status": "failed", "error": _error(job, None if log is None else log.events[-1])}
+            response |= {"status": "failed", "error": _error_of(job, None if log is None else log.events[-1])}
         if log is not None:
-            # Nobody was told an end that can't be kept.
+            # Remove a final event that couldn't be stored: no client got it.
             log.cut(next((number for number, each in enumerate(log.events) if _is_last(each)), len(log.events)))
-            # Of a cancelled one as well: OpenAI's API has the status `cancelled`, but no event of that name (its SDKs'
-            # `ResponseStreamEvent`), and says nowhere how such a stream ends. Microsoft's server of the same API
-            # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) ends it so, with the status and without an error.
+            # Also for a cancelled response: OpenAI's API has the status `cancelled`, but no event of that name (its SDKs'
+            # `ResponseStreamEvent`), and doesn't define how such a stream ends. Microsoft's server of the same API
+            # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) sends this event, with the status and without an error.
             log.add(event("response.failed", len(log.events), response=response))
         over = replace(kept, response=Part(_encode(response)), status=str(response["status"]))
         writing = store.keep(name, over, replaces=True)
         try:
-            if writing is not None:  # else it can't be kept, now or later; that it is running and has no job says so
+            if writing is not None:  # None: it never fits; then `current` reports that its job is gone
                 await writing
         except OSError as error:
             raise NotSavedError(f"How {name} ended can't be kept: {error.strerror or error}") from error
@@ -126,8 +133,8 @@ async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> Non
         log.notify()
 
 
-def _error(job: jobs.Response, last: bytes | None) -> Json:
-    """Of a response that failed: as its job tells it, or its stream's last event."""
+def _error_of(job: jobs.Response, last: bytes | None) -> Json:
+    """The error of a failed response: from its job, else from the last event of its stream."""
     error = job.error
     if error is None and last is not None and last.startswith(b"event: error\n"):
         error = msgspec.json.decode(last.partition(b"data: ")[2])
@@ -136,12 +143,12 @@ def _error(job: jobs.Response, last: bytes | None) -> Json:
 
 
 async def current(daemon: Daemon, name: str, kept: StoredResponse) -> Json:
-    """The response as it stands now."""
+    """The current state of the response."""
     response = await response_of(kept)
     if not is_running(kept):
         return response
     job = daemon.inference.generating(name)
-    if job is None:  # it ended just now, or its job was lost
+    if job is None:  # it has just ended, or its job was lost
         again = await daemon.responses.find(name, kept.owner, is_admin=True)
         response = response if again is None else await response_of(again)
         if again is None or is_running(again):
@@ -152,19 +159,19 @@ async def current(daemon: Daemon, name: str, kept: StoredResponse) -> Json:
 
 
 def stream(daemon: Daemon, name: str, kept: StoredResponse, after: int) -> Response:
-    """The events behind this number."""
-    return EventStream(_events(daemon, name, kept, after), nullcontext())
+    """A stream of the events after number `after`."""
+    return EventStream(_events_after(daemon, name, kept, after), nullcontext())
 
 
-async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
-    """The events behind this number, as they come, to the end; a daemon that ends or hands over cuts it short."""
+async def _events_after(daemon: Daemon, name: str, kept: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
+    """The events after number `after`, as they come, until the end, or until the daemon stops or hands over."""
     store, at = daemon.responses, after + 1
     begun = await response_of(kept) if is_running(kept) else None
     while True:
         is_coming = daemon.inference.generating(name) is not None
         log = store.logs.get(name) if begun is None or not is_coming else event_log_of(store.logs, name, begun)
         if log is None:
-            async for piece in _after_first(at, await store.events(name)):
+            async for piece in _skip_events(at, await store.events(name)):
                 yield piece
             return
         for sent in log.events[at:]:
@@ -180,19 +187,19 @@ async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -
 
 
 def _is_last(event: bytes) -> bool:
-    """Does the response end with it? Then it is told once the response is on disk: it won't be generated again."""
+    """Whether the response ends with this event. Clients get it only once the response is on disk and can't be generated again."""
     return event[:_FIRST_LINE].partition(b"\n")[0].removeprefix(b"event: ").decode("latin-1") in FINAL
 
 
-async def _after_first(count: int, events: Part) -> AsyncIterator[bytes]:
-    """All but so many of the first ones, in pieces."""
+async def _skip_events(count: int, events: Part) -> AsyncIterator[bytes]:
+    """The stored events without the first `count`, in pieces."""
     text = b""
     async for piece in events.pieces():
         text, at = text + piece, 0
         while count and (end := text.find(_FRAME, at)) >= 0:
             at, count = end + len(_FRAME), count - 1
         if count:
-            text = text[max(at, len(text) - 1) :]  # perhaps half an end
+            text = text[max(at, len(text) - 1) :]  # perhaps half a separator
         else:
             if at < len(text):
                 yield text[at:]

@@ -1,4 +1,4 @@
-"""Translates requests for a response, and for the count of its tokens, into chat completions. A null field counts as missing."""
+"""Translates requests for a response, and for its token count, into chat completions. A null field counts as missing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.chat import PATH
 from supervisor.dialects.responses.encode import CountAnswers, ResponseAnswers, ResponseTemplate
 from supervisor.dialects.responses.items import messages_of
-from supervisor.dialects.responses.tools import Owns, tools_of
+from supervisor.dialects.responses.tools import ClientTools, tools_of
 from supervisor.dialects.responses.types import (
     AdditionalTools,
     InputMessage,
     Item,
     JsonFormat,
-    KeepingFields,
     ResponseRequest,
     ResponseTokensRequest,
     SchemaFormat,
+    StorageFields,
 )
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE, Reader, Remedy, encoded, is_given
@@ -35,7 +35,7 @@ _REFUSED: Final = {
     "prompt": "prompt templates are not kept here. Send their text as instructions and input.",
     "background": f"{OFF} Send the request without it, or with stream.",
 }
-"""Fields that a translation can't support. It sees the first and the last only where no responses are stored."""
+"""Fields that a translation can't support. The first and the last get here only if no responses are stored."""
 _REMEDIES: Final = (
     Remedy("input", "{place}: expected a text, or a list of items."),
     Remedy(
@@ -63,23 +63,23 @@ _REMEDIES: Final = (
     Remedy(r"text\.format\.type", "{place}: a format of answers can be text, json_object or json_schema.", UNSUPPORTED),
 )
 _LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
-"""Tools that Codex offers whether they are needed or not: how their types begin."""
+"""Prefixes of tool types that Codex always offers, needed or not."""
 _ITEMS: Final = {kind.__struct_config__.tag for kind in get_args(Item)} | {"item_reference"}
 _NULL: Final = msgspec.Raw(b"null")
 _MESSAGE: Final = msgspec.Raw(b'"message"')
-_KEEPING: Final = ("previous_response_id", "store", "background")
+_STORAGE_FIELDS: Final = ("previous_response_id", "store", "background")
 _LOGPROBS: Final = "message.output_text.logprobs"
 _UNTHINKING: Final = frozenset({"none", "minimal"})
 
 
-def _owner(place: str) -> str:
-    """Of a type that isn't known: what has it."""
+def _error_param(place: str) -> str:
+    """The field to name in an error about an unknown type: the object with that type."""
     return place.removesuffix(".type")
 
 
-_keeping: Final = Reader(KeepingFields)
-_create: Final = Reader(ResponseRequest, *_REMEDIES, param=_owner)
-_count: Final = Reader(ResponseTokensRequest, *_REMEDIES, param=_owner)
+_read_storage_fields: Final = Reader(StorageFields)
+_read_request: Final = Reader(ResponseRequest, *_REMEDIES, param=_error_param)
+_read_count_request: Final = Reader(ResponseTokensRequest, *_REMEDIES, param=_error_param)
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _fields: Final = msgspec.json.Decoder(Fields).decode
 _value: Final = msgspec.json.Decoder().decode
@@ -90,13 +90,13 @@ def unsupported(param: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param}: {_REFUSED[param]}", code=UNSUPPORTED, param=param)
 
 
-def keeping_of(fields: Fields) -> KeepingFields:
-    """The request's fields about earlier responses, and about storing its own. Raises InvalidRequestError."""
-    return _keeping({name: fields[name] for name in _KEEPING if name in fields})[0]
+def storage_fields_of(fields: Fields) -> StorageFields:
+    """The request's fields about the previous response and about storing its own. Raises InvalidRequestError."""
+    return _read_storage_fields({name: fields[name] for name in _STORAGE_FIELDS if name in fields})[0]
 
 
 class CreateResponse:
-    """See `Translation` and `TargetedTranslation`. Its answers have no metrics where their times aren't known."""
+    """See `Translation` and `TargetedTranslation`. Its answers have metrics only if `times` is given."""
 
     path = PATH
 
@@ -110,8 +110,8 @@ class CreateResponse:
     def request(self, fields: Fields) -> tuple[Fields, ResponseAnswers]:
         """See `Translation`."""
         known, ignored = _without_unknown(fields)
-        request, unused = _create(known)
-        chat_fields, owns = _conversation(request, ignored)
+        request, unused = _read_request(known)
+        chat_fields, client_tools = _chat_fields(request, ignored)
         for name in ("temperature", "top_p", "user"):
             if is_given(getattr(request, name)):
                 chat_fields[name] = fields[name]
@@ -126,12 +126,12 @@ class CreateResponse:
             ignored.append("top_logprobs")
         ignored += [f"include[{name}]" for name in include if name != _LOGPROBS]
         options = request.stream_options
-        if options is not None and options.include_obfuscation not in (None, False):  # no stream has any here
+        if options is not None and options.include_obfuscation not in (None, False):  # llmux's streams have none
             ignored.append("stream_options.include_obfuscation")
         if request.service_tier not in (None, "auto", "default"):
             ignored.append("service_tier")
         template = ResponseTemplate.of(fields, self._times)
-        return encoded(chat_fields), ResponseAnswers(template, owns, [*ignored, *unused])
+        return encoded(chat_fields), ResponseAnswers(template, client_tools, [*ignored, *unused])
 
 
 class CountTokens:
@@ -142,13 +142,13 @@ class CountTokens:
     def request(self, fields: Fields) -> tuple[Fields, CountAnswers]:
         """See `Translation`."""
         known, ignored = _without_unknown(fields)
-        request, unused = _count(known)
-        chat_fields, _ = _conversation(request, ignored)
+        request, unused = _read_count_request(known)
+        chat_fields, _ = _chat_fields(request, ignored)
         return encoded(chat_fields), CountAnswers([*ignored, *unused])
 
 
-def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[dict[str, object], Owns]:
-    """The fields of a chat completion that count when its tokens are counted, and the client's names of its tools.
+def _chat_fields(request: ResponseTokensRequest, ignored: list[str]) -> tuple[dict[str, object], ClientTools]:
+    """The chat completion's fields that affect its token count, and the client's names of its tools.
 
     Adds to `ignored`. Raises InvalidRequestError.
     """
@@ -163,7 +163,7 @@ def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[d
     chat["messages"] = messages
     brought = [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
     names = [name for name in ignored if name.startswith("tools")]
-    tools, owns = tools_of([*(request.tools or ()), *brought], request.tool_choice, names)
+    tools, client_tools = tools_of([*(request.tools or ()), *brought], request.tool_choice, names)
     chat |= tools
     if tools and request.parallel_tool_calls is not None:
         chat["parallel_tool_calls"] = request.parallel_tool_calls
@@ -172,17 +172,17 @@ def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[d
     if request.truncation == "auto":
         ignored.append("truncation")
     if (text := request.text) is not None:
-        chat |= _format(text.format)
+        chat |= _response_format(text.format)
         if text.verbosity not in (None, "medium"):
             ignored.append("text.verbosity")
     if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
-        chat["reasoning_effort"] = "low" if effort == "minimal" else effort  # the least that models with levels know
+        chat["reasoning_effort"] = "low" if effort == "minimal" else effort  # the lowest level that models support
         chat["chat_template_kwargs"] = {"enable_thinking": effort not in _UNTHINKING}
-    return chat, owns
+    return chat, client_tools
 
 
-def _format(wanted: object) -> dict[str, object]:
-    """Of the answer."""
+def _response_format(wanted: object) -> dict[str, object]:
+    """The chat completion's field for the format of the answer, if any."""
     match wanted:
         case JsonFormat():
             return {"response_format": {"type": "json_object"}}
@@ -198,27 +198,27 @@ def _format(wanted: object) -> dict[str, object]:
 
 
 def _without_unknown(fields: Fields) -> tuple[Fields, list[str]]:
-    """The request with nulls for items and tools that no chat has, and the names of these.
+    """The request with nulls in place of items and tools that chats don't support, and their names.
 
-    A message may lack its type.
+    A message may leave out its type.
     """
     names: list[str] = []
 
     def item(fields: Fields) -> Fields | None:
-        kind = _kind(fields)
+        kind = _type_of(fields)
         if kind is None and "role" in fields:
             return fields | {"type": _MESSAGE}
         if kind == "additional_tools":
-            return fields | {"tools": _changed(fields.get("tools", _NULL), tool)}
+            return fields | {"tools": _change_objects(fields.get("tools", _NULL), tool)}
         if not isinstance(kind, str) or kind in _ITEMS:
             return fields
         names.append(f"input[{kind}]")
         return None
 
     def tool(fields: Fields) -> Fields | None:
-        kind = _kind(fields)
+        kind = _type_of(fields)
         if kind == "namespace":
-            return fields | {"tools": _changed(fields.get("tools", _NULL), tool)}
+            return fields | {"tools": _change_objects(fields.get("tools", _NULL), tool)}
         for left_out in _LEFT_OUT:
             if isinstance(kind, str) and kind.startswith(left_out):
                 names.append(f"tools[{left_out}]")
@@ -226,11 +226,13 @@ def _without_unknown(fields: Fields) -> tuple[Fields, list[str]]:
         return fields
 
     changes = {"input": item, "tools": tool}
-    return {name: _changed(raw, changes[name]) if name in changes else raw for name, raw in fields.items()}, names
+    return {
+        name: _change_objects(raw, changes[name]) if name in changes else raw for name, raw in fields.items()
+    }, names
 
 
-def _changed(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) -> msgspec.Raw:
-    """A list with each object changed. Anything else stays: its reader reports what is wrong with it."""
+def _change_objects(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) -> msgspec.Raw:
+    """Change each object in a list. Any other value stays: the reader reports the error."""
     if bytes(memoryview(objects)[:1]) != b"[":
         return objects
     try:
@@ -240,5 +242,5 @@ def _changed(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) ->
         return objects
 
 
-def _kind(fields: Fields) -> object:
+def _type_of(fields: Fields) -> object:
     return _value(fields.get("type", _NULL))

@@ -51,7 +51,7 @@ INCLUDABLE: Final = (
 )
 _IMAGES: Final = "message.input_image.image_url"
 _PICTURE: Final = msgspec.Raw(b'"input_image"')
-_BATCH: Final = 200  # ids that are worked out in one turn of the loop
+_BATCH: Final = 200  # ids computed before other tasks get a turn
 _fields: Final = msgspec.json.Decoder(Fields).decode
 _parts: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -120,8 +120,8 @@ async def get_response(daemon: Daemon, id: str, query: ResponseQuery, request: R
 
     404 `response_not_found` where none of this key is kept by that id.
     """
-    kept = await _find(daemon, id, request)
-    _included(request)
+    kept = await _find_response(daemon, id, request)
+    _included_fields(request)
     if query.stream:
         if not kept.is_streamed:
             message = "Only a response in the background that was created with stream=true can be streamed again."
@@ -146,7 +146,7 @@ async def delete_response(daemon: Daemon, id: str, request: Request) -> DeletedR
 
     Responses that went on from it keep what it said.
     """
-    await _find(daemon, id, request)
+    await _find_response(daemon, id, request)
     if (job := daemon.inference.generating(id)) is not None:
         await daemon.jobs.cancel(job)
     await daemon.responses.remove(id)
@@ -166,14 +166,14 @@ async def cancel_response(daemon: Daemon, id: str, request: Request) -> HttpResp
 
     Any other response, and one that is over, is 400.
     """
-    kept = await _find(daemon, id, request)
+    kept = await _find_response(daemon, id, request)
     if not kept.is_background:
         raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
     if (job := daemon.inference.generating(id)) is not None:
         await daemon.jobs.cancel(job)
-        kept = await _find(daemon, id, request)
+        kept = await _find_response(daemon, id, request)
     response = await background.current(daemon, id, kept)
-    if response["status"] != "cancelled":  # it may have been completed already
+    if response["status"] != "cancelled":  # it may have completed before
         raise InvalidRequestError(f"Cannot cancel a {response['status']} response.", param="response_id")
     return JSONResponse(response)
 
@@ -192,14 +192,14 @@ async def list_input_items(daemon: Daemon, id: str, query: InputItemsQuery, requ
 
     Images come without their content, unless `include` has `message.input_image.image_url`.
     """
-    kept = await _find(daemon, id, request)
-    condensed = CondensedJson()  # what is cut out stays on disk
+    kept = await _find_response(daemon, id, request)
+    condensed = CondensedJson()  # large values stay on disk
     items = await items_of(kept, condensed, kept.items)
-    page = await _page(id, items, query, has_images=_IMAGES in _included(request))
+    page = await _items_page(id, items, query, has_images=_IMAGES in _included_fields(request))
     return StreamingResponse(condensed.pieces(page), media_type=JSON)
 
 
-async def _find(daemon: Daemon, name: str, request: Request) -> StoredResponse:
+async def _find_response(daemon: Daemon, name: str, request: Request) -> StoredResponse:
     owner, is_admin = owner_of(request.scope["state"])
     kept = await daemon.responses.find(name, owner, is_admin=is_admin)
     if kept is None:
@@ -207,8 +207,8 @@ async def _find(daemon: Daemon, name: str, request: Request) -> StoredResponse:
     return kept
 
 
-async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, has_images: bool) -> bytes:
-    """The requested items, as JSON."""
+async def _items_page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, has_images: bool) -> bytes:
+    """The requested page of items, as JSON."""
     ids: list[tuple[bytes, int]] = []  # with their places
     for index, item in enumerate(items):
         if index % _BATCH == 0:
@@ -218,9 +218,9 @@ async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, h
     if query.order == "desc":
         ids.reverse()
     if query.after is not None:
-        ids = ids[_place(ids, query.after, "after") + 1 :]
+        ids = ids[_position_of(ids, query.after, "after") + 1 :]
     if query.before is not None:
-        ids = ids[: _place(ids, query.before, "before")]
+        ids = ids[: _position_of(ids, query.before, "before")]
     page = [item_with_defaults(items[index], name, index) for _, index in ids[: query.limit]]
     found = {
         "object": "list",
@@ -232,7 +232,7 @@ async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, h
     return msgspec.json.encode(found)
 
 
-def _place(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
+def _position_of(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
     name = msgspec.json.encode(wanted)
     for place, (known, _) in enumerate(ids):
         if known == name:
@@ -241,7 +241,7 @@ def _place(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
 
 
 def _without_images(item: Fields) -> Fields:
-    """The item without its images' content, which OpenAI includes only on request."""
+    """The item without the content of its images: OpenAI includes that only on request."""
     content = item.get("content", NULL)
     if begin_of(content) != b"[":
         return item
@@ -253,8 +253,8 @@ def _without_images(item: Fields) -> Fields:
     return item | {"content": msgspec.Raw(msgspec.json.encode(parts))}
 
 
-def _included(request: Request) -> list[str]:
-    """The fields that `include` names. The SDKs write `include[]`."""
+def _included_fields(request: Request) -> list[str]:
+    """The fields that `include` names; SDKs send `include[]`. Raises InvalidRequestError."""
     found = [value for name in ("include", "include[]") for value in request.query_params.getlist(name)]
     if unknown := [one for one in found if one not in INCLUDABLE]:
         message = f"{unknown[0][:50]!r} can't be included; there is {', '.join(INCLUDABLE)}."

@@ -1,8 +1,8 @@
-"""Requests that continue a stored response, or whose response is stored; see `gateway.filters.stored_conversation`.
+"""Requests that continue a stored response, or ask to store theirs; see `gateway.filters.stored_conversation`.
 
-The earlier conversation is put in front of the request's input, so every worker can answer it, whatever API it serves. The
-answer passes as the worker or the translation gives it, except for the fields that only llmux knows: `store`,
-`previous_response_id`, `background`.
+The request's input gets the earlier conversation in front, so that every worker can answer it, with any API. The answer of
+the worker or the translation passes unchanged, except for the fields that only llmux knows: `store`, `previous_response_id`,
+`background`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 from supervisor.catalog.models.rewrite import Fields
 from supervisor.dialects.chat import Measured, Usage
 from supervisor.dialects.llm_pool.metrics import metrics_of
-from supervisor.dialects.responses.decode import keeping_of
-from supervisor.dialects.responses.stored_response import continued, earlier, response_of
+from supervisor.dialects.responses.decode import storage_fields_of
+from supervisor.dialects.responses.stored_response import prepend_conversation, previous_response, response_of
 from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body, Bytes
@@ -32,7 +32,7 @@ from supervisor.host.store.response_store import EventLog, Part, StoredResponse
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
-_RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are escaped
+_RESPONSE: Final = b'"response"'  # as a field's name: within a text its quotes are escaped
 _BEARING: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
 FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEGUN: Final = "response.created"
@@ -53,38 +53,40 @@ _text: Final = msgspec.json.Decoder(str).decode
 async def conversation_of(
     body: Body, conversations: ConversationStore, *, is_counted: bool
 ) -> tuple[Body, StoredConversation | None]:
-    """See `Dialect.conversation`. `is_counted`: only tokens are counted, and nothing is generated."""
+    """See `Dialect.conversation`. `is_counted`: the request only counts tokens."""
     if not conversations.store.is_on or not isinstance(body, JsonBody):
         return body, None
     if conversations.response is not None:
-        return body, await _in_background(conversations.response, conversations)
-    keeping = keeping_of(body.fields)
-    previous, keeps = keeping.previous_response_id, keeping.store is not False and not is_counted
+        return body, await _background_conversation(conversations.response, conversations)
+    storage = storage_fields_of(body.fields)
+    previous, keeps = storage.previous_response_id, storage.store is not False and not is_counted
     if previous is None and not keeps:
         return body, None
-    is_changed = previous is not None or keeping.store is True
+    is_changed = previous is not None or storage.store is True
     if is_changed:
         body = body.changed({"previous_response_id": None, "store": None})
     if previous is not None:
-        stored = await earlier(conversations.store, previous, conversations.owner, is_admin=conversations.is_admin)
-        body = await continued(body, previous, stored)
+        stored = await previous_response(
+            conversations.store, previous, conversations.owner, is_admin=conversations.is_admin
+        )
+        body = await prepend_conversation(body, previous, stored)
     if is_counted:
         return body, None
     own: Json = {"background": False, "previous_response_id": previous, "store": keeps}
     items = (await body.field("input") or b"null") if keeps else None
-    return body, StoredResponseConversation(conversations, items, _raw(own), is_shown=is_changed)
+    return body, StoredResponseConversation(conversations, items, _encoded_values(own), is_shown=is_changed)
 
 
-async def _in_background(name: str, conversations: ConversationStore) -> StoredConversation | None:
+async def _background_conversation(name: str, conversations: ConversationStore) -> StoredConversation | None:
     stored = await conversations.store.find(name, conversations.owner, is_admin=True)
     if stored is None:  # deleted
         return None
     begun = await response_of(stored)
     own = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return StoredResponseConversation(conversations, None, _raw(own), again=(stored, begun))
+    return StoredResponseConversation(conversations, None, _encoded_values(own), background=(stored, begun))
 
 
-def _raw(values: Json) -> Fields:
+def _encoded_values(values: Json) -> Fields:
     return {key: msgspec.Raw(_encode(value)) for key, value in values.items()}
 
 
@@ -100,32 +102,32 @@ class StoredResponseConversation(StoredConversation):
         own: Fields,
         *,
         is_shown: bool = True,
-        again: tuple[StoredResponse, Json] | None = None,
+        background: tuple[StoredResponse, Json] | None = None,
     ) -> None:
         """Raises UnavailableError if there is no room to keep the request's items.
 
-        `items`: everything that the worker gets; None: the response isn't stored. `own`: fields of the response; with `is_shown` a
-        response without them gets them, too. `again`: the stored response that is generated in the background, and its object.
+        `items`: all items of the conversation; None: the response isn't stored. `own`: llmux's fields of the response; with `is_shown`
+        a response without them gets them, too. `background`: the stored response that a job generates, and its object.
         """
         self._conversations = conversations
-        self._own = own
+        self._own_fields = own
         self._is_shown = is_shown
-        self._stored = None if again is None else again[0]
+        self._stored = None if background is None else background[0]
         self._log: EventLog | None = None
-        if again is not None and again[0].is_streamed:
-            self._log = event_log_of(conversations.store.logs, conversations.response or "", again[1])
-            self._log.cut(BEGINNING)  # the rest is of an earlier try
+        if background is not None and background[0].is_streamed:
+            self._log = event_log_of(conversations.store.logs, conversations.response or "", background[1])
+            self._log.cut(BEGINNING)  # later events are from an earlier try
         self._items: RequestBuffer | None = None
         if items is not None:
             self._items = RequestBuffer(conversations.bodies)
             self._items.expect(len(items))
             self._items.keep(items)
-            self._items.wait()  # for the answer
-        self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
-        self._finished: tuple[str, str, Bytes] | None = None  # the response's name, status and object, once it is over
+            self._items.wait()  # until the answer is there
+        self._first_at: float | None = None  # time of the first delta of a stream
+        self._finished: tuple[str, str, Bytes] | None = None  # the complete response's name, status and object
         self._is_stream = False
-        self._is_opaque = False  # a stream whose events have no end that anybody would see
-        self._rest = b""
+        self._is_opaque = False  # a stream without readable events passes unchanged
+        self._incomplete_event = b""
 
     def release(self) -> None:
         """See StoredConversation."""
@@ -135,10 +137,10 @@ class StoredResponseConversation(StoredConversation):
     @property
     def gathered(self) -> int:
         """See Filter."""
-        return len(self._rest) + (0 if self._log is None else self._log.size)
+        return len(self._incomplete_event) + (0 if self._log is None else self._log.size)
 
     def head(self, head: Head) -> Use:
-        """See Filter: of an answer that is longer than what may be gathered, nothing is kept."""
+        """See Filter. An answer that is too long to gather isn't stored."""
         if head.status != 200 or head.is_encoded:
             return Use.NONE
         self._is_stream = head.content_type.startswith(EVENTS)
@@ -151,68 +153,70 @@ class StoredResponseConversation(StoredConversation):
         """See Filter."""
         if self._is_stream:
             return await super().whole(body, head)
-        data = await self._response(body)
+        data = await self._process_response(body)
         await self.settle()
         head.headers.append((b"content-length", b"%d" % len(data)))
         return data
 
     def feed(self, piece: bytes) -> bytes:
-        """See Filter: the events that are complete."""
-        return self._fed(piece, is_last=False)
+        """See Filter: the complete events so far."""
+        return self._process_piece(piece, is_last=False)
 
     def end(self) -> bytes:
         """See Filter."""
-        return self._fed(b"", is_last=True)
+        return self._process_piece(b"", is_last=True)
 
     def error(self, head: Head, body: bytes) -> bytes:
         """See Filter."""
         if not head.content_type.startswith(EVENTS):
             return body
-        return self._fed((_FRAME if self._rest and body else b"") + body, is_last=True)
+        return self._process_piece((_FRAME if self._incomplete_event and body else b"") + body, is_last=True)
 
     # ------------------------------------------------------------------------------------------------------------ answer
 
-    async def _response(self, data: Bytes) -> Bytes:
-        """A response object in the client's form; a complete one is stored."""
+    async def _process_response(self, data: Bytes) -> Bytes:
+        """A response object with llmux's fields. Remembers it for `settle`."""
         condensed = CondensedJson()
         try:
             text = data if len(data) <= SMALL else await condensed.add(data)
-        except InvalidRequestError:  # of more values than a request may have
+        except InvalidRequestError:  # it has more values than a request may have
             text = data
         try:
             fields = _fields(text)
             if _text(fields["object"]) != "response":
                 return data
             fields["id"] = msgspec.Raw(await condensed.restored(bytes(fields["id"])))
-            fields, changed = self._changed(fields, text, is_over=True)
+            fields, changed = self._with_own_fields(fields, text, is_over=True)
             if changed is not text:
                 data = await condensed.restored(changed)
-            self._finish(fields, data)
+            self._remember_finished(fields, data)
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            pass  # whatever it is, it is no response
+            pass  # not a response: pass it unchanged
         return data
 
-    def _changed(self, fields: Fields, data: Bytes, *, is_over: bool) -> tuple[Fields, Bytes]:
-        """The fields with those that only llmux knows."""
+    def _with_own_fields(self, fields: Fields, data: Bytes, *, is_over: bool) -> tuple[Fields, Bytes]:
+        """The response's fields and data with llmux's own fields. `is_over`: with metrics, too."""
         changes = {
             key: value
-            for key, value in self._own.items()
+            for key, value in self._own_fields.items()
             if (key in fields or self._is_shown) and bytes(fields.get(key, b"")) != bytes(value)
         }
-        if is_over and (times := self._conversations.times) is not None and "metrics" not in fields:  # no translation's
-            measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
+        if (
+            is_over and (times := self._conversations.times) is not None and "metrics" not in fields
+        ):  # a translation adds them itself
+            measured = Measured(_chat_usage(fields.get("usage")), first_at=self._first_at)
             changes["metrics"] = msgspec.Raw(_encode(metrics_of(measured, times, time.monotonic())))
         if not changes:
             return fields, data
         fields = fields | changes
         return fields, _encode(fields)
 
-    def _finish(self, fields: Fields, data: Bytes) -> None:
-        """Remember a complete response. Raises KeyError or MsgspecError for one without id or status."""
+    def _remember_finished(self, fields: Fields, data: Bytes) -> None:
+        """Remember a complete response for `settle`. Raises KeyError or MsgspecError if it has no id or status."""
         self._finished = _text(fields["id"]), _text(fields["status"]), data
 
     async def settle(self) -> None:
-        """See Filter: keep the response if it is over. It can be found before its client has the end of it."""
+        """See Filter: store the response if it is complete. Requests can find it before its client has the end of it."""
         finished, self._finished = self._finished, None
         if finished is None:
             return
@@ -231,25 +235,25 @@ class StoredResponseConversation(StoredConversation):
 
     # ------------------------------------------------------------------------------------------------------------ stream
 
-    def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
+    def _process_piece(self, piece: bytes, *, is_last: bool) -> bytes:
         """The output for a piece of a stream: its complete events."""
         if self._is_opaque:
             return piece
         if self._first_at is None and _DELTA in piece:
             self._first_at = time.monotonic()
-        if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
-            return piece  # as nearly all are
-        text = self._rest + piece
-        if b"\r" in text:  # many Python servers end lines so
+        if self._log is None and not self._incomplete_event and piece.endswith(_FRAME) and _RESPONSE not in piece:
+            return piece  # the fast path for nearly all events
+        text = self._incomplete_event + piece
+        if b"\r" in text:  # many Python servers use these line ends
             text = text.replace(b"\r\n", b"\n")
-        if b"\r" in text[:-1] or len(self._rest) > frames.EVENT_LIMIT:  # no event would be seen to end
-            self._is_opaque, self._rest = True, b""
+        if b"\r" in text[:-1] or len(self._incomplete_event) > frames.EVENT_LIMIT:  # an event's end can't be found
+            self._is_opaque, self._incomplete_event = True, b""
             return text
-        *whole, self._rest = text.split(_FRAME)
-        events = b"".join([self._event(frame) + _FRAME for frame in whole])
-        return events + self._rest if is_last else events
+        *whole, self._incomplete_event = text.split(_FRAME)
+        events = b"".join([self._process_event(frame) + _FRAME for frame in whole])
+        return events + self._incomplete_event if is_last else events
 
-    def _event(self, frame: bytes) -> bytes:
+    def _process_event(self, frame: bytes) -> bytes:
         at = frame.find(_DATA)
         if at < 0 or (self._log is None and _BEARING.search(frame, at) is None):
             return frame
@@ -260,13 +264,13 @@ class StoredResponseConversation(StoredConversation):
             changed: Fields = {}
             if response is not None:
                 whole = bytes(response)
-                changed, data = self._changed(_fields(whole), whole, is_over=kind in FINAL)
+                changed, data = self._with_own_fields(_fields(whole), whole, is_over=kind in FINAL)
                 if data is not whole:
                     event["response"] = msgspec.Raw(data)
                 if kind in FINAL:
-                    self._finish(changed, data)
+                    self._remember_finished(changed, data)
             if self._log is not None:
-                if kind == _BEGUN:  # which it has
+                if kind == _BEGUN:  # the log has it already
                     return b""
                 event["sequence_number"] = msgspec.Raw(b"%d" % len(self._log.events))
             if self._log is not None or (response is not None and event["response"] is not response):
@@ -278,11 +282,11 @@ class StoredResponseConversation(StoredConversation):
         return frame
 
 
-def _usage(raw: msgspec.Raw | None) -> Usage | None:
-    """A response's usage in a chat completion's form."""
+def _chat_usage(raw: msgspec.Raw | None) -> Usage | None:
+    """A response's usage in the format of chat completions; None if it can't be read."""
     try:
         found = None if raw is None else _counts(raw)
-    except msgspec.MsgspecError:  # it has none of OpenAI's
+    except msgspec.MsgspecError:  # it isn't in OpenAI's format
         return None
     return None if found is None else Usage(found.input_tokens, found.output_tokens)
 
@@ -290,16 +294,16 @@ def _usage(raw: msgspec.Raw | None) -> Usage | None:
 # -------------------------------------------------------------------------------------------------- events in background
 
 BEGINNING: Final = 2
-"""The number of events before the worker's."""
+"""The number of llmux's events before the worker's events."""
 
 
 def event(kind: str, number: int, **fields: object) -> bytes:
-    """An event of a stream."""
+    """An event of a stream, with its number."""
     return frames.event(kind, fields | {"sequence_number": number})
 
 
 def event_log_of(logs: dict[str, EventLog], name: str, begun: Json) -> EventLog:
-    """The events of a response in the background; a new log if there are none yet."""
+    """The event log of a response in the background; a new one if there is none."""
     if name not in logs:
         logs[name] = EventLog(
             [event(_BEGUN, 0, response=begun), event("response.queued", 1, response=begun)],

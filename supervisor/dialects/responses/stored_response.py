@@ -1,7 +1,7 @@
-"""Reads stored responses: the response object, and the items that led to it and follow from it.
+"""Reads stored responses: the response object, its input items and its output items.
 
-Items are stored as they came. Their ids and OpenAI's other fields are computed when they are read, the same each time, from an
-outline: a conversation may have megabytes.
+Items are stored as they came. Ids and other missing fields of OpenAI's API are computed at each read, always the same, from
+condensed JSON: a conversation may have megabytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from supervisor.host.store.response_store import Part, ResponseStore, StoredResp
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
 NULL: Final = msgspec.Raw(b"null")
-_BATCH: Final = 100  # items that are handled in one turn of the loop
+_BATCH: Final = 100  # items handled before other tasks get a turn
 _PREFIXES: Final[Mapping[str, str]] = {
     "message": "msg",
     "reasoning": "rs",
@@ -38,27 +38,27 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 async def response_of(stored: StoredResponse) -> Json:
-    """The object of a response without an answer, which is as small as its request's fields."""
+    """The object of a response without output, so no larger than its request's fields."""
     found: Json = _decode(await stored.response.whole())
     return found
 
 
 def is_running(stored: StoredResponse) -> bool:
-    """Is the response still queued or being generated?"""
+    """Whether a job still has to generate the response."""
     return stored.is_background and stored.status in RUNNING
 
 
 async def items_of(stored: StoredResponse, condensed: CondensedJson, source: Part | None = None) -> list[Fields]:
-    """All items that its model was given, oldest first, in their positions; an empty item for anything but an object.
+    """All items that the model got, oldest first, at their positions; an empty item for anything but an object.
 
-    They are added to `condensed`; see `CondensedJson.add`. Raises LlmuxError.
+    Adds them to `condensed`; see `CondensedJson.add`. Raises LlmuxError.
     """
     text = msgspec.Raw(await condensed.add(await stored.items.whole(), source))
-    return [_message(text)] if begin_of(text) == b'"' else await _items_of(text)
+    return [_user_message(text)] if begin_of(text) == b'"' else await _items_of(text)
 
 
-async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> StoredResponse:
-    """A stored response that a request may continue. Raises InvalidRequestError."""
+async def previous_response(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> StoredResponse:
+    """The stored response that a request continues. Raises InvalidRequestError if it is unknown or still running."""
     stored = await store.find(name, owner, is_admin=is_admin)
     if stored is None:
         raise InvalidRequestError(
@@ -72,8 +72,8 @@ async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admi
     return stored
 
 
-async def continued(body: JsonBody, name: str, stored: StoredResponse) -> JsonBody:
-    """`body` with the conversation up to and including this response in front. Raises LlmuxError."""
+async def prepend_conversation(body: JsonBody, name: str, stored: StoredResponse) -> JsonBody:
+    """`body` with this response and its earlier conversation in front of `input`. Raises LlmuxError."""
     before: list[bytes] = []
     items = await items_of(stored, body.condensed)
     for start in range(0, len(items), _BATCH):
@@ -91,7 +91,7 @@ def _input_items(given: bytes) -> bytes:
     if given == b"null":
         return b""
     if given[:1] == b'"':
-        return _items_without_brackets([_message(msgspec.Raw(given))])
+        return _items_without_brackets([_user_message(msgspec.Raw(given))])
     if given[:1] != b"[":
         raise InvalidRequestError("input must be a text or a list of items.", param="input")
     return given[1:-1].strip()
@@ -103,12 +103,12 @@ def _items_without_brackets(items: Sequence[Fields]) -> bytes:
 
 
 def begin_of(value: msgspec.Raw) -> bytes:
-    """The first byte of a value, which shows its kind."""
+    """The first byte of a value: it shows the JSON type."""
     return bytes(memoryview(value)[:1])
 
 
 async def _items_of(value: msgspec.Raw) -> list[Fields]:
-    """The objects of a list in their positions; an empty one for any other item."""
+    """The objects of a list at their positions; an empty one for any other item."""
     found: list[Fields] = []
     for item in _items(value) if begin_of(value) == b"[" else ():
         if len(found) % _BATCH == 0:
@@ -117,16 +117,16 @@ async def _items_of(value: msgspec.Raw) -> list[Fields]:
     return found
 
 
-def _value(raw: msgspec.Raw | None) -> object:
+def _decode_or_none(raw: msgspec.Raw | None) -> object:
     return None if raw is None else _decode(raw)
 
 
-def _raw(value: object) -> msgspec.Raw:
+def _encode_raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 
-def _message(text: msgspec.Raw) -> Fields:
-    return {"type": _raw("message"), "role": _raw("user"), "content": text}
+def _user_message(text: msgspec.Raw) -> Fields:
+    return {"type": _encode_raw("message"), "role": _encode_raw("user"), "content": text}
 
 
 def id_of(item: Fields, name: str, index: int) -> msgspec.Raw:
@@ -134,22 +134,22 @@ def id_of(item: Fields, name: str, index: int) -> msgspec.Raw:
     if (own := item.get("id", NULL)) != NULL:
         return own
     digest = hashlib.sha256(f"{name}/{index}".encode()).hexdigest()[:32]
-    return _raw(f"{_PREFIXES.get(_kind(item), 'item')}_{digest}")
+    return _encode_raw(f"{_PREFIXES.get(_type_of(item), 'item')}_{digest}")
 
 
-def _kind(item: Fields) -> str:
-    return str(_value(item.get("type")) or "message")
+def _type_of(item: Fields) -> str:
+    return str(_decode_or_none(item.get("type")) or "message")
 
 
 def item_with_defaults(item: Fields, name: str, index: int) -> Fields:
-    """An item with the fields that its client may leave out."""
-    kind = _kind(item)
-    found: Fields = {"id": id_of(item, name, index), "type": _raw(kind)}
+    """The item with defaults for fields that its client left out."""
+    kind = _type_of(item)
+    found: Fields = {"id": id_of(item, name, index), "type": _encode_raw(kind)}
     if kind != "reasoning":
-        found["status"] = _raw("completed")
+        found["status"] = _encode_raw("completed")
     found |= {key: value for key, value in item.items() if key not in found or value != NULL}
     if kind == "message" and begin_of(content := item.get("content", NULL)) == b'"':
-        is_output = _value(item.get("role")) == "assistant"
+        is_output = _decode_or_none(item.get("role")) == "assistant"
         part: Json = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
-        found["content"] = _raw([{**part, "text": content}])
+        found["content"] = _encode_raw([{**part, "text": content}])
     return found

@@ -1,7 +1,7 @@
-"""Adds to streams of workers that serve `/v1/responses` themselves what they leave out.
+"""Adds missing fields to the streams of workers that serve `/v1/responses` themselves.
 
-llama.cpp's server, which may run as a `command`, leaves out the events' numbers and positions, and `output` of a response that
-begins. OpenAI's own SDKs fail on such a stream, so missing fields are spliced in, without parsing the events.
+llama.cpp's server, which may run as a `command`, leaves out the events' numbers and positions, and `output` of a new response.
+OpenAI's own SDKs fail on such a stream, so llmux inserts the missing fields, without parsing the events.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-EVENT_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
+EVENT_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer event passes unchanged
 NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 _ITEM: Final = b'"item_id":"'
 _ID: Final = b'"id":"'
@@ -23,39 +23,39 @@ _TEXT: Final = b'"type":"response.output_text.'
 
 
 class ResponsesRepair:
-    """Adds the missing fields to all events of a stream if its first one has no number."""
+    """Adds the missing fields to all events of a stream if the first event has no number."""
 
     def __init__(self, model: str) -> None:
-        self._begun = {"created_at": int(time.time()), "model": model, "output": []}
-        self._rest = b""
+        self._start_fields = {"created_at": int(time.time()), "model": model, "output": []}
+        self._incomplete_event = b""
         self._number = 0
-        self._items: dict[bytes, int] = {}  # id → its place in the output
+        self._items: dict[bytes, int] = {}  # id → position in the output
         self._passes = False
 
     @property
     def gathered(self) -> int:
         """See StreamTranslation."""
-        return len(self._rest)
+        return len(self._incomplete_event)
 
     def feed(self, piece: bytes) -> bytes:
         """The complete events so far."""
-        if b"\r\n" in piece:  # not llama.cpp's; with other ends of lines no event would be seen to end
+        if b"\r\n" in piece:  # not llama.cpp's stream; and `feed` wouldn't find the events' ends
             self._passes = True
         if self._passes:
             return self.end() + piece
-        *events, self._rest = (self._rest + piece).split(_FRAME)
-        whole = b"".join([self._completed(event) + _FRAME for event in events])
-        if self._passes or len(self._rest) > EVENT_LIMIT:
+        *events, self._incomplete_event = (self._incomplete_event + piece).split(_FRAME)
+        whole = b"".join([self._with_missing_fields(event) + _FRAME for event in events])
+        if self._passes or len(self._incomplete_event) > EVENT_LIMIT:
             self._passes = True
             return whole + self.end()
         return whole
 
     def end(self) -> bytes:
-        """The rest after the last complete event."""
-        rest, self._rest = self._rest, b""
+        """The incomplete last event."""
+        rest, self._incomplete_event = self._incomplete_event, b""
         return rest
 
-    def _completed(self, event: bytes) -> bytes:
+    def _with_missing_fields(self, event: bytes) -> bytes:
         at = event.find(_DATA)
         if at < 0 or self._passes:
             return event
@@ -66,18 +66,18 @@ class ResponsesRepair:
         head, data = event[:begin], event[begin:]
         fields = b'"sequence_number":%d,' % self._number
         self._number += 1
-        if (item := _text(data, _ITEM)) is not None:
+        if (item := _text_after(data, _ITEM)) is not None:
             fields += b'"output_index":%d,"content_index":0,' % self._items.get(item, 0)
             if data.startswith(_TEXT):
                 fields += b'"logprobs":[],'
-        elif b'"item":{' in data and (item := _text(data, _ID)) is not None:
+        elif b'"item":{' in data and (item := _text_after(data, _ID)) is not None:
             fields += b'"output_index":%d,' % self._items.setdefault(item, len(self._items))
         elif _BEGINS in data and b'"output":' not in data:
-            data = data.replace(_BEGINS, _BEGINS + msgspec.json.encode(self._begun)[1:-1] + b",", 1)
+            data = data.replace(_BEGINS, _BEGINS + msgspec.json.encode(self._start_fields)[1:-1] + b",", 1)
         return head + fields + data
 
 
-def _text(data: bytes, key: bytes) -> bytes | None:
+def _text_after(data: bytes, key: bytes) -> bytes | None:
     """The plain text that follows `key`."""
     at = data.find(key)
     if at < 0:

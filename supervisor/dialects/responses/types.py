@@ -1,7 +1,7 @@
-"""What clients of OpenAI's Responses send and get.
+"""The requests and answers of OpenAI's Responses.
 
-A null in `input` and `tools` says nothing. `decode` makes nulls of items and tools that no chat has, so that all others keep their
-places.
+A null in `input` and `tools` has no meaning. `decode` replaces items and tools that chats don't support by nulls, so that all
+others keep their positions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Annotated[str, Meta(min_length=1)]
 
 class InputText(Sent, tag_field="type", tag="input_text"):
     text: str
-    annotations: Unused = None  # an answer has these two
+    annotations: Unused = None  # these two are in answers
     logprobs: Unused = None
 
 
@@ -190,15 +190,15 @@ class EventOptions(Sent):
     include_obfuscation: Annotated[Any, doc("No stream has any here.", "named")] = None
 
 
-class KeepingFields(ForLlmux, Sent, kw_only=True):
-    """What a request says of earlier responses, and of keeping its own."""
+class StorageFields(ForLlmux, Sent, kw_only=True):
+    """The fields about earlier responses, and about storing the request's own."""
 
     previous_response_id: Annotated[Name, doc("A response to go on from.")] | None = None
     store: Annotated[bool | None, doc("Whether it is kept; by default it is.")] = None
     background: Annotated[bool | None, doc("Answer at once, and generate it meanwhile.")] = None
 
 
-class ResponseTokensRequest(KeepingFields, kw_only=True):
+class ResponseTokensRequest(StorageFields, kw_only=True):
     """A request whose tokens are counted."""
 
     model: str | None = None

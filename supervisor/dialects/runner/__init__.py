@@ -1,7 +1,7 @@
-"""The API of a model runner: its capabilities, loads and unloads as tasks, and its caches of prompts.
+"""The API of a model runner: its capabilities, loads and unloads as tasks, and flushes of prompt caches.
 
-It is for schedulers that route requests to several runners and tell each which models to load. Inference is OpenAI's; the daemon
-handles the headers that such clients send with it (`supervisor.gateway.route.caching`). Errors are
+Its clients are schedulers that route requests to several runners and tell each runner which models to load. Inference uses
+OpenAI's API; `supervisor.gateway.route.caching` handles the headers that such clients add. Errors are
 `{"error": {"code", "message", …}}`.
 """
 
@@ -24,25 +24,25 @@ _FIRST: Final = ("code", "message")
 
 
 class Runner(OpenAI):
-    """The runner's paths; keys are like OpenAI's."""
+    """The runner's paths; API keys work as with OpenAI's API."""
 
     name = "runner"
     shares_paths = True
 
     def owns(self, path: str) -> bool:
-        """The fixed paths, and all below those of loads: only a runner's client asks there for unknown ones."""
+        """The fixed paths, and every path below that of load tasks: only a runner's client requests unknown paths there."""
         return path in _PATHS or path.startswith(TASKS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """A model may be called `load`: `GET /v1/models/load` is OpenAI's."""
+        """A model may have the name `load`, so `GET /v1/models/load` belongs to OpenAI's dialect."""
         return not (scope["method"] in ("GET", "HEAD") and scope["path"] in ("/v1/models/load", "/v1/models/unload"))
 
     def scope_for(self, path: str) -> str | None:
-        """The operation's scope. A path without one may be that of a model whose name begins with `load/`."""
+        """The operation's scope. A path without an operation may belong to a model with a name such as `load/a`."""
         return "inference" if (operation := GROUP.at(path)) is None else operation.scope
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
-        """Code and message, then the other fields."""
+        """See Dialect: code and message, then the other fields."""
         known = {name: fields[name] for name in _FIRST if name in fields}
         rest = {name: value for name, value in fields.items() if name != "type" and value is not None}
         return msgspec.json.encode({"error": {**known, **rest}})

@@ -22,29 +22,29 @@ from supervisor.host.distribution import version
 from supervisor.jobs.pulls import progress_of
 
 FRESH_S: Final = 5.0
-"""How long the same answer is given again."""
+"""How long an answer is cached."""
 _CACHE_USE: Final = re.compile(
     rb"^(?:vllm:kv_cache_usage_perc|llamacpp:kv_cache_usage_ratio)(?:\{[^}\n]*\})?[ \t]+([0-9.]+(?:e-?[0-9]+)?)\s*$",
     re.MULTILINE,
 )
-"""The workers' metrics of it: between 0 and 1."""
+"""The workers' metrics of cache use: between 0 and 1."""
 
 
 class RunnerApi:
-    """The daemon, and its capabilities, which are renewed when they are older than `FRESH_S`. Use from the event loop's thread."""
+    """The daemon, and its capabilities, cached for `FRESH_S`. Use only from the event loop's thread."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self._made: tuple[float, types.RunnerCapabilities] | None = None  # the time, and the capabilities
+        self._cached: tuple[float, types.RunnerCapabilities] | None = None  # the time, and the capabilities
 
     async def capabilities(self) -> types.RunnerCapabilities:
-        """The capabilities as of now, or up to `FRESH_S` ago."""
+        """The current capabilities, at most `FRESH_S` old."""
         clock = self.daemon.engine.clock
-        if self._made is None or clock() - self._made[0] >= FRESH_S:
+        if self._cached is None or clock() - self._cached[0] >= FRESH_S:
             await self.daemon.know_capabilities()
             used = await _cache_use(self.daemon)
-            self._made = clock(), _capabilities(self.daemon, used)
-        return self._made[1]
+            self._cached = clock(), _capabilities(self.daemon, used)
+        return self._cached[1]
 
 
 def _capabilities(daemon: Daemon, cache_used: float | None) -> types.RunnerCapabilities:
@@ -66,7 +66,7 @@ def _models(daemon: Daemon) -> types.RunnerModels:
         if status.id not in daemon.catalog.models:
             continue
         if status.answering and (whole := daemon.engine.model(status.id)) is not None:
-            models.loaded.append(_loaded(daemon, whole))
+            models.loaded.append(_loaded_model(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
             models.loading.append(types.RunnerLoading(status.id, load.progress, load.eta_s))
         elif (pull := daemon.pulls.current(status.id)) is not None:
@@ -76,7 +76,7 @@ def _models(daemon: Daemon) -> types.RunnerModels:
     return models
 
 
-def _loaded(daemon: Daemon, status: ModelStatus) -> types.RunnerModel:
+def _loaded_model(daemon: Daemon, status: ModelStatus) -> types.RunnerModel:
     model = daemon.fleet.effective(status.id)
     loaded_at = int(time.time() - status.since_s) if status.state is WorkerState.READY else None
     return types.RunnerModel(status.id, quantization_of(model), context_of(model), loaded_at, memory_of(status))
@@ -101,21 +101,21 @@ def _resources(daemon: Daemon, cache_used: float | None) -> types.RunnerResource
 
 
 def _cache_mib(daemon: Daemon) -> int | None:
-    """The caches of all loaded models; None where one can't be computed."""
+    """The cache size of all loaded models; None if any can't be computed."""
     loaded = [status for status in daemon.engine.active() if status.answering and not status.spec.remote]
     found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
     return total(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
 
 
 async def _cache_use(daemon: Daemon) -> float | None:
-    """The used share of the workers' caches, by their own report; None where none reports it."""
+    """The used share of the workers' caches, from their metrics; None if no worker reports it."""
     texts = await asyncio.gather(*(metrics_of(daemon, worker) for worker in ready_workers(daemon)))
     shares = [float(share) for text in texts for share in _CACHE_USE.findall(text)]
     return _mean(shares)
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:
-    """The mean; None where a value is unknown, or there is none."""
+    """The mean; None if a value is unknown, or there are no values."""
     known = [share for share in shares if share is not None]
     return round(sum(known) / len(known), 3) if known and len(known) == len(shares) else None
 
@@ -131,15 +131,15 @@ def _abilities(daemon: Daemon) -> types.RunnerAbilities:
     caches = [model.adapter.prompt_cache(model.config) for model in models]
     return types.RunnerAbilities(
         streaming=True,
-        prefix_caching=_any(None if cache is None else cache.is_kept for cache in caches),
+        prefix_caching=_any_known(None if cache is None else cache.is_kept for cache in caches),
         multi_tenant=daemon.catalog.server.multi_tenant,
-        vision_input=_any(None if one is None else "image" in one.modalities for one in known),
-        audio_input=_any(None if one is None else "audio" in one.modalities for one in known),
-        function_calling=_any(None if one is None else one.tools for one in known),
+        vision_input=_any_known(None if one is None else "image" in one.modalities for one in known),
+        audio_input=_any_known(None if one is None else "audio" in one.modalities for one in known),
+        function_calling=_any_known(None if one is None else one.tools for one in known),
     )
 
 
-def _any(answers: Iterable[bool | None]) -> bool | None:
-    """Is one of them true? None where none is, and one is unknown."""
+def _any_known(answers: Iterable[bool | None]) -> bool | None:
+    """Whether any answer is true; None if none is true and at least one is unknown."""
     found = {*answers}
     return True if True in found else None if None in found else False

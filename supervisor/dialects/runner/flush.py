@@ -1,9 +1,9 @@
-"""A flush: workers forget the prompts in their caches, of all requests, or of one model's, tenant's or tag's.
+"""A flush: workers forget the prompts in their caches, of all requests, or of one model, tenant or tag.
 
-The result of each model is `slots_erased` (llama.cpp's slots, where the program allows that), `worker_restarted` (where it
-doesn't), `salt_rotated` (vLLM: the prompts are never found again, and go when their room is needed), `nothing_to_flush`; or a
-reason: `not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program that serves the model knows),
-`failed` (`error` says why; the other models are flushed nevertheless). `flushed` says whether no flushed prompt can be found again.
+The result of each model is `slots_erased` (llama.cpp's slots, if the worker can erase them), `worker_restarted` (if it can't),
+`salt_rotated` (vLLM: no request finds the prompts again; the worker drops them when it needs the room), `nothing_to_flush`; or
+`not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program that serves the model knows), `failed`
+(`error` has the reason; the other models are flushed nevertheless). `flushed`: no request can find a flushed prompt again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.host.upstream.upstream import Upstream
 
 ERASE_S: Final = 10.0
-"""How long a busy slot may delay its erasure before the worker is restarted instead."""
+"""How long a busy slot may delay its erasure; after that llmux restarts the worker instead."""
 _ANSWER_LIMIT: Final = 4 * 1024 * 1024
 
 
@@ -44,27 +44,27 @@ class Outcome:
     """The result for one model."""
 
     how: str
-    entries: int | None = None  # cached tokens of its slots; None: unknown
+    entries: int | None = None  # erased tokens; None: unknown
     freed_mib: int | None = 0
     error: str | None = None  # set iff it failed
 
     @property
     def is_done(self) -> bool:
-        """Can no flushed prompt be found again?"""
+        """Whether no request can find a flushed prompt again."""
         return self.how not in {"not_separable", "unknown", "failed"}
 
 
 async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
-    """Flush the model `only`, else all of them. Raises UnavailableError if `only` can't be flushed."""
+    """Flush the model `only`, or all models. Raises UnavailableError if `only` can't be flushed."""
     done: dict[ModelId, Outcome] = {}
     for model in daemon.catalog.models if only is None else (only,):
         try:
-            done[model] = await _flush(daemon, model, body)
+            done[model] = await _flush_model(daemon, model, body)
         except UnavailableError as error:
             if model == only:
                 raise
             done[model] = Outcome("failed", None, None, error.message)
-    await _rotate(daemon, body, done)
+    await _rotate_salts(daemon, body, done)
     return Flushed(
         all(each.is_done for each in done.values()),
         total(each.entries for each in done.values() if each.how != "nothing_to_flush"),
@@ -76,10 +76,10 @@ async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
     )
 
 
-async def _rotate(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> None:
-    """Change the salts of the models that take them."""
+async def _rotate_salts(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> None:
+    """Change the cache salts of the tenant, the tag, or the models that use salts."""
     match body:
-        case FlushTenant():  # wherever it asks: one model alone would be no less work
+        case FlushTenant():  # for all models: the salt of a tenant or a tag has no model
             await daemon.cache_salts.rotate("tenant", body.tenant_id.strip())
         case FlushTag():
             await daemon.cache_salts.rotate("tag", body.tag.strip())
@@ -89,7 +89,7 @@ async def _rotate(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> 
                     await daemon.cache_salts.rotate("model", model)
 
 
-async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
+async def _flush_model(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
     status, configured = daemon.engine.model(model), daemon.fleet.effective(model)
     cache = configured.adapter.prompt_cache(configured.config)
     if status is None or status.state is WorkerState.STARTING or not (status.has_worker or status.spec.remote):
@@ -102,18 +102,18 @@ async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
         return Outcome("salt_rotated")
     if isinstance(body, FlushTenant | FlushTag):
         return Outcome("not_separable", 0)
-    entries = await _erase(daemon, status, cache)
+    entries = await _erase_all_slots(daemon, status, cache)
     if entries is not None:
         return Outcome("slots_erased", entries)
     freed = await unload(daemon, model, UnloadRequested(model, reason="restarted to flush its cache"))
-    if status.state is not WorkerState.READY:  # it was about to go, and stays away
+    if status.state is not WorkerState.READY:  # it was stopping anyway: don't load it again
         return Outcome("nothing_to_flush", 0)
     loading.ask_load(daemon, model)
     return Outcome("worker_restarted", None, freed)
 
 
-async def _erase(daemon: Daemon, status: ModelStatus, cache: PromptCache) -> int | None:
-    """Erase every slot of every worker. Returns the number of tokens; None: not everything could be erased."""
+async def _erase_all_slots(daemon: Daemon, status: ModelStatus, cache: PromptCache) -> int | None:
+    """Erase every slot of every worker. Returns the number of erased tokens; None: some slots couldn't be erased."""
     if cache.slots_path is None or not status.replicas:
         return None
     found = 0
@@ -129,15 +129,15 @@ async def _erase(daemon: Daemon, status: ModelStatus, cache: PromptCache) -> int
 
 
 async def _erase_slots(upstream: Upstream, path: str) -> int:
-    slots = msgspec.json.decode(await _ask(upstream, "GET", path), type=list[_Slot])
+    slots = msgspec.json.decode(await _request_worker(upstream, "GET", path), type=list[_Slot])
     erased = 0
     for slot in slots:
-        answer = await _ask(upstream, "POST", f"{path}/{slot.id}?action=erase")
+        answer = await _request_worker(upstream, "POST", f"{path}/{slot.id}?action=erase")
         erased += msgspec.json.decode(answer, type=_Erased).n_erased
     return erased
 
 
-async def _ask(upstream: Upstream, method: str, path: str) -> bytes:
+async def _request_worker(upstream: Upstream, method: str, path: str) -> bytes:
     """The body of a worker's answer. Raises InvalidRequestError for a refusal, and the errors of `Upstream.request`."""
     response = await upstream.request(method, path.encode(), [])
     try:

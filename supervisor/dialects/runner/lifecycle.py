@@ -1,11 +1,11 @@
 """Loads, as tasks, and unloads.
 
-A load is one of the daemon's (`supervisor.jobs.loads`), called `load-NUMBER`. Where a model needs none, because it is loaded or
-somebody else runs it, the task is the model itself: `model-ID`. Where its files have to come first, and clients may have them
-fetched, it is `pull-NUMBER`, which goes on as the load that follows.
+A task is a load of the daemon (`supervisor.jobs.loads`): `load-NUMBER`. A model that needs no load (it is loaded, or
+another program runs it) is its own task: `model-ID`. If files are missing and clients may fetch them, the task is `pull-NUMBER`, which continues
+as the load that follows.
 
-Of what a request says about how to load a model, the longest context becomes an override, which ends with an unload. The
-rest is checked against the configuration, and refused where that differs: no client may think that it changed what it didn't.
+The longest context in a request becomes an override until the next unload. All other settings in a request must equal the
+configuration. llmux refuses different ones, so that no client believes that it changed them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from supervisor.jobs.pulls import progress_of, took_s, trouble_of
 from supervisor.schema.load import Load
 
 _PULL_SHARE: Final = 0.9
-"""Of the progress of a task that fetches files first."""
+"""The share of the files in the progress of a task that fetches files first."""
 _STATES: Final[Mapping[str, Literal["queued", "loading", "completed"]]] = {
     "waiting": "queued",
     "loading": "loading",
@@ -37,13 +37,13 @@ _STATES: Final[Mapping[str, Literal["queued", "loading", "completed"]]] = {
 
 
 def is_loaded(daemon: Daemon, model: ModelId) -> bool:
-    """Is it loaded, and stays so?"""
+    """Whether the model is loaded and not about to be unloaded."""
     status = daemon.engine.model(model)
     return status is not None and status.answering and status.state is WorkerState.READY
 
 
 async def begin(daemon: Daemon, model: ModelId, body: RunnerLoad, victim: ModelId | None) -> str | None:
-    """Begin to load it; the number of the load. None: it needs none. Raises InvalidRequestError, UnavailableError."""
+    """Begin to load a model. Returns the load's number; None: no new load is needed. Raises InvalidRequestError, UnavailableError."""
     if model not in daemon.catalog.models:
         raise UnavailableError(f"{model} was taken out of the configuration.")
     if daemon.engine.queue().is_stopping:
@@ -62,17 +62,17 @@ async def begin(daemon: Daemon, model: ModelId, body: RunnerLoad, victim: ModelI
 
 
 async def unload(daemon: Daemon, model: ModelId, order: UnloadRequested | None = None) -> int | None:
-    """Unload the model, as in `order`, else for good; the MiB that its workers took just before, all of which their end frees.
+    """Unload the model, by `order` or like an operator. Returns the MiB that its workers took just before: their end frees all of it.
 
-    Where they can't be measured, what their devices have more after than before. None: neither can be told.
+    If these can't be measured, returns the growth of their devices' free memory. None: neither is known.
     Raises UnavailableError.
     """
     await daemon.engine.sample()
     status = daemon.engine.model(model)
     if status is None or not status.has_worker:
-        await loading.unload(daemon, model, force=False)  # it may be wanted
+        await loading.unload(daemon, model, force=False)  # a load of it may be pending
         return 0
-    before, taken = _free(daemon, status.devices), total(lease.measured_mib for lease in status.leases)
+    before, taken = _free_mib(daemon, status.devices), total(lease.measured_mib for lease in status.leases)
     if order is not None:
         await daemon.engine.unload(model, None, order)
     else:
@@ -80,13 +80,13 @@ async def unload(daemon: Daemon, model: ModelId, order: UnloadRequested | None =
     if taken is not None:
         return taken
     await daemon.engine.sample()
-    after = _free(daemon, status.devices)
-    if before is None or after is None or after < before:  # somebody else took it at once
+    after = _free_mib(daemon, status.devices)
+    if before is None or after is None or after < before:  # another program took the memory at once
         return None
     return after - before
 
 
-def _free(daemon: Daemon, devices: tuple[DeviceId, ...]) -> int | None:
+def _free_mib(daemon: Daemon, devices: tuple[DeviceId, ...]) -> int | None:
     free = [device.totals.free_mib for device in daemon.engine.devices() if device.id in devices]
     return total(free) if free else None
 
@@ -98,16 +98,16 @@ def total(parts: Iterable[int | None]) -> int | None:
 
 
 def check_quantization(daemon: Daemon, model: ModelId, wanted: str | None) -> None:
-    """Raises InvalidRequestError where another one is configured."""
+    """Raises InvalidRequestError if the model is configured with another quantization."""
     if wanted is None:
         return
     known = quantization_of(daemon.fleet.effective(model))
     if known is None or not is_same_quantization(wanted, known):
-        raise _refused("quantization", model, known)
+        raise _not_configured_error("quantization", model, known)
 
 
 async def _set_context(daemon: Daemon, model: ModelId, longest: int | None, most_mib: int | None) -> None:
-    """Let a request of it have so many tokens, within so much memory. Raises InvalidRequestError where that can't be."""
+    """Override the context length (`longest` tokens) within `most_mib`. Raises InvalidRequestError if that isn't possible."""
     configured, status = daemon.fleet.effective(model), daemon.engine.model(model)
     if longest is None or context_of(configured) == longest:
         if status is not None:
@@ -115,7 +115,7 @@ async def _set_context(daemon: Daemon, model: ModelId, longest: int | None, most
         return
     settings = configured.adapter.context_settings(configured.config, longest)
     if not settings:
-        raise _refused("maxContextLength", model, context_of(configured))
+        raise _not_configured_error("maxContextLength", model, context_of(configured))
     try:
         await loading.override(daemon, model, settings, partial(_check_budget, daemon, most_mib))
     except InvalidRequestError as error:
@@ -124,18 +124,18 @@ async def _set_context(daemon: Daemon, model: ModelId, longest: int | None, most
 
 
 def _check_budget(daemon: Daemon, most_mib: int | None, spec: ModelSpec, taken_mib: int = 0) -> None:
-    """Raises InvalidRequestError for a model that needs, or has taken, more memory than that."""
+    """Raises InvalidRequestError for a model that needs, or has taken, more memory than `most_mib`."""
     if most_mib is None:
         return
     if spec.remote:
-        raise _refused("gpuMemoryBudgetMB", spec.id, None)
+        raise _not_configured_error("gpuMemoryBudgetMB", spec.id, None)
     devices = [device.spec for device in daemon.engine.devices() if not spec.devices or device.id in spec.devices]
     need_mib = max([device.need(spec).mib * (1 if device.takes_whole else spec.gpus) for device in devices], default=0)
     if max(need_mib, taken_mib) > most_mib:
-        raise _refused("gpuMemoryBudgetMB", spec.id, f"{max(need_mib, taken_mib)} MiB")
+        raise _not_configured_error("gpuMemoryBudgetMB", spec.id, f"{max(need_mib, taken_mib)} MiB")
 
 
-def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:
+def _not_configured_error(field: str, model: ModelId, known: object) -> InvalidRequestError:
     found = "doesn't say" if known is None else f"says {known}"
     return InvalidRequestError(
         f"{model}: {field} is fixed by its configuration, which {found}. Leave it out, or change the configuration.",
@@ -148,20 +148,20 @@ def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:
 
 
 def pull_progress(pull: Pull) -> float:
-    """Of a load whose files come first, as long as they do."""
+    """The progress of a load task while it fetches the model's files, from 0 to 1."""
     return round(_PULL_SHARE * (progress_of(pull).share or 0.0), 3)
 
 
-def of_pull(daemon: Daemon, pull: Pull) -> LoadTask:
-    """While the files come, and then the load that follows."""
+def pull_task(daemon: Daemon, pull: Pull) -> LoadTask:
+    """The task of a load that fetches files first: of the pull, then of the load that follows."""
     task = LoadTask(pull.id, "queued" if pull.state == "queued" else "loading", pull.model)
     if pull.state == "completed":
         number = None if pull.load is None else pull.load.removeprefix("load-")
-        load = of_model(daemon, pull.model) if number is None else of_load(daemon, daemon.loads.view(number))
+        load = model_task(daemon, pull.model) if number is None else load_task(daemon, daemon.loads.view(number))
         progress = round(_PULL_SHARE + (1 - _PULL_SHARE) * load.progress, 3)
         return replace(load, task_id=task.task_id, progress=progress)
     if pull.is_over:
-        return replace(task, status="failed", error=trouble_of(pull), load_time_ms=_ms(took_s(pull)))
+        return replace(task, status="failed", error=trouble_of(pull), load_time_ms=_to_ms(took_s(pull)))
     return replace(
         task,
         progress=pull_progress(pull),
@@ -171,21 +171,21 @@ def of_pull(daemon: Daemon, pull: Pull) -> LoadTask:
     )
 
 
-def of_load(daemon: Daemon, load: Load) -> LoadTask:
-    """One of the daemon's loads."""
+def load_task(daemon: Daemon, load: Load) -> LoadTask:
+    """The task of a load of the daemon."""
     task = LoadTask(f"load-{load.id}", _STATES.get(load.state, "failed"), load.model, load.progress, load.eta_s)
     if task.status == "completed":
         status = daemon.engine.model(ModelId(load.model))
         memory = memory_of(status) if status is not None and status.answering else None
         used_mib = load.memory_mib if memory is None else memory
-        return replace(task, eta=0, gpu_memory_used_mb=used_mib, load_time_ms=_ms(load.took_s))
+        return replace(task, eta=0, gpu_memory_used_mb=used_mib, load_time_ms=_to_ms(load.took_s))
     if task.status == "failed":
-        return replace(task, error=load.reason or load.state, load_time_ms=_ms(load.took_s))
+        return replace(task, error=load.reason or load.state, load_time_ms=_to_ms(load.took_s))
     return task
 
 
-def of_model(daemon: Daemon, model: ModelId) -> LoadTask:
-    """Of a model that needs no load of its own. Raises UnavailableError."""
+def model_task(daemon: Daemon, model: ModelId) -> LoadTask:
+    """The task of a model that needs no load of its own. Raises UnavailableError."""
     status = daemon.engine.model(model)
     if status is None:
         raise UnavailableError(f"{model} was taken out of the configuration.")
@@ -198,11 +198,11 @@ def of_model(daemon: Daemon, model: ModelId) -> LoadTask:
     return task
 
 
-def of_loaded(daemon: Daemon, model: ModelId) -> LoadTask:
-    """Of a model that is loaded: its last load, if that is known."""
+def loaded_model_task(daemon: Daemon, model: ModelId) -> LoadTask:
+    """The task of a loaded model: its last load, if that is known."""
     load = daemon.loads.last(model)
-    return of_model(daemon, model) if load is None or load.state != "ready" else of_load(daemon, load)
+    return model_task(daemon, model) if load is None or load.state != "ready" else load_task(daemon, load)
 
 
-def _ms(took_s: float | None) -> int | None:
+def _to_ms(took_s: float | None) -> int | None:
     return None if took_s is None else round(took_s * 1000)

@@ -1,4 +1,4 @@
-"""Finds the model that a runner's client means, and the configuration's facts about it in the client's terms."""
+"""Finds the model that a runner's client names, and translates its configuration into the client's terms."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def quantization_of(model: CatalogModel) -> str | None:
 
 
 def is_same_quantization(one: str, other: str) -> bool:
-    """Do both mean the same? `awq` also equals `awq-4bit`, because only one of them has the number of bits."""
-    (kind, bits), (other_kind, other_bits) = _parted(one), _parted(other)
+    """Whether both names mean the same. `awq` also equals `awq-4bit`, because `awq` gives no number of bits."""
+    (kind, bits), (other_kind, other_bits) = _kind_and_bits(one), _kind_and_bits(other)
     return kind == other_kind and (bits == other_bits or not (bits and other_bits))
 
 
-def _parted(quantisation: str) -> tuple[str, str]:
+def _kind_and_bits(quantisation: str) -> tuple[str, str]:
     quantisation = quantisation.strip().lower()
     quantisation = _PLAIN.get(quantisation, quantisation)
     found = _BITS.search(quantisation)
@@ -88,5 +88,5 @@ def context_of(model: CatalogModel) -> int | None:
 
 
 def memory_of(status: ModelStatus) -> int | None:
-    """The memory of its workers in MiB: measured, else leased; None without workers."""
+    """The memory of a model's workers in MiB: measured, else leased; None without workers."""
     return status.lease_mib if status.measured_mib is None else status.measured_mib

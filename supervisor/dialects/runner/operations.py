@@ -79,18 +79,18 @@ async def load_model(
     victim = None if body.evict_model is None else model_of(daemon, body.evict_model, "evictModel")
     if victim == model:
         raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
-    await _agree(daemon, "model-load", request, fields, ignored)
+    await _check_op_token(daemon, "model-load", request, fields, ignored)
     begin = partial(lifecycle.begin, daemon, model, body, victim)
     if await loading.may_pull(daemon, model):
-        return _task(lifecycle.of_pull(daemon, daemon.pulls.begin(model, begin)))
+        return _task_response(lifecycle.pull_task(daemon, daemon.pulls.begin(model, begin)))
     if (begun := await begin()) is not None:
-        return _task(lifecycle.of_load(daemon, daemon.loads.view(begun)))
+        return _task_response(lifecycle.load_task(daemon, daemon.loads.view(begun)))
     if lifecycle.is_loaded(daemon, model):
-        return _task(lifecycle.of_loaded(daemon, model), 200)
-    return _task(lifecycle.of_model(daemon, model))
+        return _task_response(lifecycle.loaded_model_task(daemon, model), 200)
+    return _task_response(lifecycle.model_task(daemon, model))
 
 
-def _task(task: types.LoadTask, status: int = 202) -> Response:
+def _task_response(task: types.LoadTask, status: int = 202) -> Response:
     return Response(encode(task), status, media_type=JSON)
 
 
@@ -111,7 +111,7 @@ async def get_load_task(api: RunnerApi, number: str) -> types.LoadTask:
     `gpuMemoryUsedMB` and `loadTimeMs`, a failed one `error`. They are the [loads](#get-v1adminloads) of the admin API.
     """
     try:
-        return lifecycle.of_load(api.daemon, api.daemon.loads.view(number))
+        return lifecycle.load_task(api.daemon, api.daemon.loads.view(number))
     except NotFoundError:
         raise _no_task(f"load-{number}") from None
 
@@ -136,7 +136,7 @@ async def get_pull_task(api: RunnerApi, number: str) -> types.LoadTask:
     """
     if (pull := api.daemon.pulls.find(number)) is None:
         raise _no_task(f"pull-{number}")
-    return lifecycle.of_pull(api.daemon, pull)
+    return lifecycle.pull_task(api.daemon, pull)
 
 
 @GROUP.operation(
@@ -149,7 +149,7 @@ async def get_model_task(api: RunnerApi, name: str) -> types.LoadTask:
     """The task of a load that needed none, since the model was there, or came by another's load."""
     if name not in api.daemon.catalog.models:
         raise _no_task(f"model-{name}")
-    return lifecycle.of_model(api.daemon, ModelId(name))
+    return lifecycle.model_task(api.daemon, ModelId(name))
 
 
 def _no_task(name: str) -> NotFoundError:
@@ -167,7 +167,7 @@ async def unload_model(
     """
     daemon = api.daemon
     model = model_of(daemon, body.model_id)
-    await _agree(daemon, "model-unload", request, fields, ignored)
+    await _check_op_token(daemon, "model-unload", request, fields, ignored)
     status = daemon.engine.model(model)
     had_worker = status is not None and status.has_worker and not status.spec.remote
     daemon.pulls.cancel(model)
@@ -191,14 +191,14 @@ async def flush_cache(
         check_tag(body.tag.strip(), "tag")
     named = None if isinstance(body, types.FlushAll) else body.model_id
     only = model_of(api.daemon, named) if isinstance(named, str) else None
-    await _agree(api.daemon, "cache-flush", request, fields, ignored)
+    await _check_op_token(api.daemon, "cache-flush", request, fields, ignored)
     return await flush.flush(api.daemon, body, only)
 
 
-async def _agree(daemon: Daemon, operation: str, request: Request, fields: Json, ignored: list[str]) -> None:
+async def _check_op_token(daemon: Daemon, operation: str, request: Request, fields: Json, ignored: list[str]) -> None:
     """Raises ForbiddenError unless `verifiedOpToken` proves that the required parties agreed to all fields of the request.
 
-    Only a client that has shown an API key learns why not: without keys, anybody on this machine could try tokens.
+    The error has the reason only for a client with an API key: without keys, anybody on this machine could try tokens.
     """
     rest = {name: value for name, value in fields.items() if name != FIELD}
     token, governance = fields.get(FIELD), daemon.catalog.server.governance

@@ -1,4 +1,4 @@
-"""What a runner's clients send and get."""
+"""The requests and answers of a model runner's API."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _EVICTED: Final = (
 _Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
-def _wire(name: str) -> str:
+def _camel_case(name: str) -> str:
     """The name of a field in JSON: `gpu_memory_mb` is `gpuMemoryMB`."""
     first, *rest = name.split("_")
     return first + "".join("MB" if word == "mb" else word.capitalize() for word in rest)
 
 
-def _name(about: str) -> Meta:
+def _name_meta(about: str) -> Meta:
     return doc(about, min_length=1, max_length=512)
 
 
-ModelName = Annotated[str, _name("A model's id or public name, its `source` or its path.")]
+ModelName = Annotated[str, _name_meta("A model's id or public name, its `source` or its path.")]
 
 
-class _Command(Sent, kw_only=True, rename=_wire):
+class _Command(Sent, kw_only=True, rename=_camel_case):
     verified_op_token: Annotated[
         Any,
         doc("Who agreed to it, where `server.governance` is configured: see [signed operations](#signed-operations)."),
@@ -40,7 +40,7 @@ class RunnerLoad(_Command, kw_only=True):
     """Which model to load, and how."""
 
     model_id: ModelName
-    evict_model: Annotated[str, _name(_EVICTED)] | None = None
+    evict_model: Annotated[str, _name_meta(_EVICTED)] | None = None
     quantization: Annotated[str, doc("Such as `awq-4bit`.")] | None = None
     max_context_length: _Count | None = None
     gpu_memory_budget_mb: _Count | None = None
@@ -79,7 +79,7 @@ class FlushTag(_Command, kw_only=True, tag_field="scope", tag="tag"):
 Flush = FlushAll | FlushModel | FlushTenant | FlushTag
 
 
-class LoadTask(Struct, rename=_wire):
+class LoadTask(Struct, rename=_camel_case):
     """How far a load is."""
 
     task_id: str
@@ -94,7 +94,7 @@ class LoadTask(Struct, rename=_wire):
     bytes_total: Annotated[int, doc("Null: not known yet.")] | UnsetType | None = UNSET
 
 
-class Unloaded(Struct, rename=_wire):
+class Unloaded(Struct, rename=_camel_case):
     """What an unload gave back."""
 
     model_id: str
@@ -102,7 +102,7 @@ class Unloaded(Struct, rename=_wire):
     kv_cache_flushed: bool
 
 
-class FlushedModel(Struct, rename=_wire):
+class FlushedModel(Struct, rename=_camel_case):
     """What a flush did with one model."""
 
     model_id: str
@@ -112,7 +112,7 @@ class FlushedModel(Struct, rename=_wire):
     error: Annotated[str, doc("Why it failed.")] | UnsetType = UNSET
 
 
-class Flushed(Struct, rename=_wire):
+class Flushed(Struct, rename=_camel_case):
     """What a flush did."""
 
     flushed: bool
@@ -121,7 +121,7 @@ class Flushed(Struct, rename=_wire):
     models: list[FlushedModel]
 
 
-class RunnerModel(Struct, rename=_wire):
+class RunnerModel(Struct, rename=_camel_case):
     """A loaded model."""
 
     id: str
@@ -147,7 +147,7 @@ class RunnerModels(Struct):
     available: list[str]
 
 
-class RunnerResources(Struct, rename=_wire):
+class RunnerResources(Struct, rename=_camel_case):
     """Those of all GPUs together, or of main memory where there is none. Sizes are MiB; null is not known."""
 
     gpu_ids: list[int]
@@ -159,7 +159,7 @@ class RunnerResources(Struct, rename=_wire):
     kv_cache_utilization: Annotated[float, doc("As their workers say; vLLM does.")] | None
 
 
-class RunnerQueue(Struct, rename=_wire):
+class RunnerQueue(Struct, rename=_camel_case):
     """Requests that wait."""
 
     depth: int
@@ -168,7 +168,7 @@ class RunnerQueue(Struct, rename=_wire):
     p95_wait_ms: float | None
 
 
-class RunnerAbilities(Struct, rename=_wire):
+class RunnerAbilities(Struct, rename=_camel_case):
     """What at least one model can do."""
 
     streaming: bool | None
@@ -179,7 +179,7 @@ class RunnerAbilities(Struct, rename=_wire):
     function_calling: bool | None
 
 
-class RunnerCapabilities(Struct, rename=_wire):
+class RunnerCapabilities(Struct, rename=_camel_case):
     """What a runner can do, and how full it is."""
 
     runner_type: Annotated[str, doc("`server.runner_type`.")]

@@ -178,7 +178,7 @@ class TestFlush:
         async def rotate(*what):
             rotated.append(what)
 
-        monkeypatch.setattr(flush, "_flush", flushed)
+        monkeypatch.setattr(flush, "_flush_model", flushed)
         two = daemon(model("stuck"), model("fine"))
         two.catalog.server = SimpleNamespace(governance=None)
         two.cache_salts = SimpleNamespace(rotate=rotate)
@@ -260,7 +260,7 @@ class TestFlush:
             engine=SimpleNamespace(model=lambda _: status),
             fleet=SimpleNamespace(effective=lambda _: SimpleNamespace(adapter=adapter, config=None)),
         )
-        done = await flush._flush(served, "m", FlushAll())
+        done = await flush._flush_model(served, "m", FlushAll())
         assert (done.how, done.is_done, asked) == (how, True, loaded)
 
 
