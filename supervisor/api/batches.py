@@ -65,7 +65,7 @@ async def upload_file(api: Api, request: Request) -> schema.File:
 
     A form. Each line of `file` is a request: `custom_id`, `method` (`POST`), `url` (the endpoint of the batch) and `body`.
     """
-    return _view_of_file(api.daemon, await _store_upload(api.daemon, request))
+    return _file_view_with_expiry(api.daemon, await _store_upload(api.daemon, request))
 
 
 @GROUP.operation("GET", FILES, scope="inference")
@@ -87,7 +87,7 @@ async def list_files(api: Api, query: schema.FileQuery, request: Request) -> sch
 @GROUP.operation("GET", f"{FILES}/{{id}}", scope="inference", errors=(404,), example=_FILE)
 async def get_file(api: Api, id: str, request: Request) -> schema.File:
     """One of them."""
-    return _view_of_file(api.daemon, await _find_file(api.daemon, request, id))
+    return _file_view_with_expiry(api.daemon, await _find_file(api.daemon, request, id))
 
 
 @GROUP.operation(
@@ -124,7 +124,7 @@ async def _find_file(daemon: Daemon, request: Request, file_id: str) -> File:
     return daemon.files.find(file_id, owner, is_admin=is_admin)
 
 
-def _view_of_file(daemon: Daemon, file: File) -> schema.File:
+def _file_view_with_expiry(daemon: Daemon, file: File) -> schema.File:
     return _file_view(file, daemon.batches.expiry_of([file])[file.id])
 
 

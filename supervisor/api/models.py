@@ -25,7 +25,7 @@ from supervisor.schema.load import Load, LoadList
 from supervisor.schema.model import LoadRequest, LogQuery, ModelList, ModelView, PinRequest, UnloadQuery
 from supervisor.schema.operation import EVENTS, PLAIN, Example, Parameter
 
-LINE_BYTES: Final = 512  # enough for the lines that clients show in full
+LINE_BYTES: Final = 512  # bytes read per line: clients show no longer lines in full
 FOLLOW_INTERVAL_S: Final = 0.3
 RESTARTED: Final = "[the daemon restarted; what follows was written since the connection broke]"
 _NAME: Final = "/v1/admin/models/Tiny-Instruct"

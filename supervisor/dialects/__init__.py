@@ -36,9 +36,7 @@ OPERATIONS: Final = (
 
 def dialect_of(scope: Scope) -> OpenAI:
     """The dialect that the client of a request speaks."""
-    for dialect in _dialects_owning(
-        scope["path"]
-    ):  # a loop is faster than a generator, and each request runs this code
+    for dialect in _dialects_owning(scope["path"]):  # a loop: faster than a generator, on each request
         if not dialect.shares_paths or dialect.is_spoken_by(scope):
             return dialect
     raise AssertionError("the last one owns every path")

@@ -95,7 +95,7 @@ class MessageAnswers:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """The `AnswerTranslation` of a count."""
+    """The `AnswerTranslation` of a token count."""
 
     ignored: Sequence[str]
     names = _NAMES

@@ -22,9 +22,7 @@ from supervisor.gateway.filters.translation import TargetModel, Times
 
 _OWN_FIELDS: Final = frozenset({"messages", "decoding", "thinking", "source_lang_code", "target_lang_code"})
 _DECODING: Final = LlmPoolDecoding.__struct_fields__
-_OPENAIS: Final = frozenset(
-    {"top_p", "temperature", "max_tokens", "stop"}
-)  # every worker's chat completions have these
+_OPENAIS: Final = frozenset({"top_p", "temperature", "max_tokens", "stop"})  # all chat completions have these
 _NAMES: Final = {
     **{name: f"decoding.{name}" for name in _DECODING},
     "repeat_penalty": "decoding.repetition_penalty",

@@ -262,7 +262,7 @@ class _Calls:
         return call
 
     def answer(self, name: str, known: str | None) -> str:
-        """The id of the call to which a result belongs: `known`, else the oldest call of the tool `name`, else the oldest."""
+        """The id of the call of a result: `known`, else that of the oldest open call (of the tool `name`, if given), else a new id."""
         calls = self._by_name[name] if name else self._open
         call = known or next(iter(calls), None) or self._new_id()  # a worker may refuse a result without an id
         self._by_name[self._open.pop(call, name)].pop(call, None)

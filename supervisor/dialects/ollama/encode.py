@@ -127,9 +127,8 @@ class Lines(ChatStream):
         for call in delta.tool_calls or ():
             self._add_call_piece(call)
         lines = b""
-        if (
-            delta.content or delta.refusal or delta.thought or _token_logprobs(choice.logprobs)
-        ):  # a token may be a part of a character: logprobs, but no text
+        # A token may be a part of a character: it has logprobs, but no text.
+        if delta.content or delta.refusal or delta.thought or _token_logprobs(choice.logprobs):
             lines = _encode(self._answers.line(self._model, choice, delta, ())) + b"\n"
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason

@@ -19,7 +19,7 @@ from supervisor.dialects.openai import LATEST, OPENAI
 from supervisor.engine.status import ModelStatus
 
 _MIB: Final = 1 << 20
-_FOR_EVER_S: Final = 100 * 365 * 86_400  # `expires_at` of a model without a keep-alive limit
+_FOR_EVER_S: Final = 100 * 365 * 86_400  # for `expires_at` of a model without a planned unload
 _UNKNOWN: Final = "unknown"  # architecture; names of other fields begin with it
 _CHATS: Final = f"POST {chat.PATH}"
 _EMBEDS: Final = "POST /v1/embeddings"

@@ -174,7 +174,7 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
 
 
 async def _no_action() -> None:
-    """After a pull, the next request for the model loads it."""
+    """Nothing to do after a pull: the next request for the model loads it."""
 
 
 async def _progress_lines(pull: Pull) -> AsyncIterator[bytes]:

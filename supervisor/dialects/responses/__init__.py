@@ -4,13 +4,13 @@ Workers that serve this path get their requests unchanged, and `stream_repair` a
 other chat models llmux translates requests to chat completions:
 
 - `types`: the requests and answers of clients
-- `decode`: a request, or one for the count of its tokens → one for a chat completion
-- `items`: `input` → messages;  `tools`: functions and the choice among them
+- `decode`: a request for a response or a token count → a request for a chat completion
+- `items`: `input` → messages;  `tools`: functions and the tool choice
 - `encode`: a chat completion → the response object, whole or event by event
 
-The daemon stores responses, with any API of the worker, and generates responses in the background:
+The daemon stores responses of all workers, and generates responses in the background:
 
-- `stored_conversation`: requests that continue a stored response, or ask to store theirs;  `stored_response`: reads stored responses
+- `stored_conversation`: requests that continue a stored response, or have a response to store;  `stored_response`: reads stored responses
 - `background`: responses that a job generates while no client waits
 - `operations`: the operations on a stored response
 """

@@ -93,7 +93,7 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
 
 
 async def is_answered(daemon: Daemon, name: str) -> bool:
-    """Whether the stored response is complete. Then its job has nothing left to do: the daemon died before it removed the job."""
+    """Whether the stored response is over. Then its job has nothing left to do: the daemon died before it removed the job."""
     kept = await daemon.responses.find(name, None, is_admin=True)
     return kept is not None and not is_running(kept)
 

@@ -1,6 +1,6 @@
-"""Requests that continue a stored response, or ask to store theirs; see `gateway.filters.stored_conversation`.
+"""Requests that continue a stored response, or have a response to store; see `gateway.filters.stored_conversation`.
 
-The request's input gets the earlier conversation in front, so that every worker can answer it, with any API. The answer of
+The request's input gets the earlier conversation in front, so that every worker can answer it, regardless of its API. The answer of
 the worker or the translation passes unchanged, except for the fields that only llmux knows: `store`, `previous_response_id`,
 `background`.
 """
@@ -201,9 +201,8 @@ class StoredResponseConversation(StoredConversation):
             for key, value in self._own_fields.items()
             if (key in fields or self._is_shown) and bytes(fields.get(key, b"")) != bytes(value)
         }
-        if (
-            is_over and (times := self._conversations.times) is not None and "metrics" not in fields
-        ):  # a translation adds them itself
+        # Translations add metrics themselves.
+        if is_over and (times := self._conversations.times) is not None and "metrics" not in fields:
             measured = Measured(_chat_usage(fields.get("usage")), first_at=self._first_at)
             changes["metrics"] = msgspec.Raw(_encode(metrics_of(measured, times, time.monotonic())))
         if not changes:

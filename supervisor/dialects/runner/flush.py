@@ -3,7 +3,7 @@
 The result of each model is `slots_erased` (llama.cpp's slots, if the worker can erase them), `worker_restarted` (if it can't),
 `salt_rotated` (vLLM: no request finds the prompts again; the worker drops them when it needs the room), `nothing_to_flush`; or
 `not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program that serves the model knows), `failed`
-(`error` has the reason; the other models are flushed nevertheless). `flushed`: no request can find a flushed prompt again.
+(`error` has the reason; the other models are flushed nevertheless). `flushed`: whether no request can find a flushed prompt again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Loads, as tasks, and unloads.
 
-A task is a load of the daemon (`supervisor.jobs.loads`): `load-NUMBER`. A model that needs no load (it is loaded, or
-another program runs it) is its own task: `model-ID`. If files are missing and clients may fetch them, the task is `pull-NUMBER`, which continues
-as the load that follows.
+A task is a load of the daemon (`supervisor.jobs.loads`): `load-NUMBER`. A model that needs no load (it is loaded, or another
+program runs it) is its own task: `model-ID`. If files are missing and clients may fetch them, the task is `pull-NUMBER`, which
+continues as the load that follows.
 
-The longest context in a request becomes an override until the next unload. All other settings in a request must equal the
-configuration. llmux refuses different ones, so that no client believes that it changed them.
+The longest context in a request becomes an override until the next unload. All other settings in a request must fit the
+configuration; llmux refuses others, so that no client believes that it changed them.
 """
 
 from __future__ import annotations
