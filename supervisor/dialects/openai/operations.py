@@ -126,7 +126,7 @@ GROUP.model_endpoint(
     "/v1/embeddings",
     "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
     reads=types.EmbeddingRequest,
-    answer=types.EmbeddingsResponse,
+    answer=types.Embeddings,
     example=Example({"model": "tiny-embed", "input": "Hello", "encoding_format": "base64"}),
 )
 GROUP.model_endpoint(

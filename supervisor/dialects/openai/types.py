@@ -297,7 +297,7 @@ class Embedding(Open):
     scores: Maybe[list[LabelScore]] = UNSET
 
 
-class EmbeddingsResponse(Open):
+class Embeddings(Open):
     """Vectors of all inputs."""
 
     object: Literal["list"]
