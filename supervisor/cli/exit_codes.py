@@ -30,10 +30,10 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.DONE: "Done. `serve`: stopped cleanly by a signal.",
-    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed. `config check`: a model can't run on this machine. `reload --dry-run`: running requests may be cut.",
+    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed. `config check`: a model can't run on this machine. `reload --dry-run`: running requests may be cut. `jobs wait`: the job did not complete.",
     ExitCode.USAGE: "Mistakes in the command line or the configuration; all of them are listed.",
     ExitCode.UNREACHABLE: "No daemon answers at that address.",
-    ExitCode.NOT_FOUND: "There is no such model, runtime or key.",
+    ExitCode.NOT_FOUND: "There is no such model, runtime, key or job.",
     ExitCode.REFUSED: "The daemon requires a key, or this key does not allow the request.",
     ExitCode.NO_LEASE: "`lease`: the memory is not free now; its command was not run.",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C.",

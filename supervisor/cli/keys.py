@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import yaml
 
-from supervisor.catalog.keys import VARIABLE, Keyring, Scope, load_keys, new_key
+from supervisor.catalog.keys import VARIABLE, Key, Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
 from supervisor.cli import configuration
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
@@ -71,57 +71,62 @@ def add(
     replaces: bool = False,
     **more: str | int | bool | None,
 ) -> AddedKey:
-    """Append a new key to the file, making it where there is none. `more`: other fields of its entry.
+    """Append a new key to the file, which is made if it is missing. `more`: other fields of the key's entry.
 
-    Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out. One that
-    `replaces` that of its name has its id, and its fields as far as nothing else is said.
-    Raises InvalidRequestError when the name is taken, isn't there to be replaced, or its key has expired and nothing else is
-    said; ConfigError for a file with mistakes.
+    Without `scopes` the key opens inference; the first key also opens administration, else it would lock its maker out.
+    With `replaces` the key called `name` is removed; the new key keeps its id, and each field that no argument sets.
+    Raises InvalidRequestError when `name` is taken, when there is no key to replace, or when that key has expired and `expires`
+    is None; ConfigError for a file with mistakes.
     """
     path = path.resolve()
     if os.environ.get(VARIABLE) and not path.exists():
         raise InvalidRequestError(
             f"{VARIABLE} has the keys here, and a file would count instead: add the key there, or unset it."
         )
-    known = load_keys(path) if path.exists() else Keyring()
-    names = [key.name for key in known.keys]
+    keyring = load_keys(path) if path.exists() else Keyring()
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    fields: dict[str, Any] = {}
+    old = next((key for key in keyring.keys if key.name == name), None)
     if replaces:
-        if name not in names:
+        if old is None:
             raise InvalidRequestError(f"{path} has no key named {name!r} to replace. See: llmux keys list")
-        old = known.keys[index := names.index(name)]
-        if expires is None and old.expires is not None and old.expires <= time.time():
+        if expires is None and _has_expired(old):
             raise InvalidRequestError(
                 f"The key named {name!r} has expired, so say with --expires when the new one does."
             )
-        fields = {**_entries(text)[index], "id": old.id}
         scopes = scopes or tuple(sorted(old.scopes))
-        text = _without_entry(text, index)
-        names.remove(name)
-    elif name in names:
+    elif old is not None:
         raise InvalidRequestError(
             f"{path} has a key named {name!r} already; choose another name, or replace that key with --replaces."
         )
-    scopes = scopes or ((Scope.INFERENCE,) if known else (Scope.INFERENCE, Scope.ADMIN))
+    scopes = scopes or ((Scope.INFERENCE,) if keyring else (Scope.INFERENCE, Scope.ADMIN))
     secret, entry = new_key(name, scopes, expires, **more)
-    entry = {**{key: str(value) if isinstance(value, date) else value for key, value in fields.items()}, **entry}
-    entry.pop("key", None)
-    if not names:
+    if old is not None:
+        index = keyring.keys.index(old)
+        entry = {**_inherited_fields(_entries(text)[index]), "id": old.id, **entry}
+        text = _without_entry(text, index)
+    others = [key.name for key in keyring.keys if key is not old]
+    if not others:
         text = _EMPTY.sub("", text)
-    if not _replace(path, _with_entry(text, entry), [*names, name]):
+    if not _replace(path, _with_entry(text, entry), [*others, name]):
         raise InvalidRequestError(
             f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
             detail=tuple(_lines(entry, "")),
         )
-    now = time.time()
-    valid = (key.scopes for key in known.keys if key.expires is None or key.expires > now)
-    return AddedKey(secret, scopes, not known, any(Scope.ADMIN in opens for opens in (scopes, *valid)))
+    opened = (scopes, *(key.scopes for key in keyring.keys if not _has_expired(key)))
+    return AddedKey(secret, scopes, not keyring, any(Scope.ADMIN in key_scopes for key_scopes in opened))
+
+
+def _has_expired(key: Key) -> bool:
+    return key.expires is not None and key.expires <= time.time()
+
+
+def _inherited_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a replaced key's entry that its successor keeps: all but the secret, with dates as text."""
+    return {name: str(value) if isinstance(value, date) else value for name, value in entry.items() if name != "key"}
 
 
 def listing(path: Path) -> list[Listed]:
     """Every key of the file, without its secret. Raises ConfigError for a file with mistakes."""
-    now = time.time()
     return [
         {
             "name": key.name,
@@ -137,7 +142,7 @@ def listing(path: Path) -> list[Listed]:
             "token_rate": None if key.limits.tokens is None else str(key.limits.tokens),
             "concurrency": key.limits.concurrency,
             "responses": key.responses,
-            "state": "expired" if key.expires is not None and key.expires <= now else "valid",
+            "state": "expired" if _has_expired(key) else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())
     ]

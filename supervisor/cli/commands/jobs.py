@@ -95,7 +95,7 @@ def jobs_wait(job_id: str, daemon: Client, as_json: bool) -> None:
             if as_json:
                 print_json(last, indent=None)
     state = last.get("state")
-    if not as_json:
+    if state is not None and not as_json:
         click.echo(f"{job_id} is {state}" + (f": {why}" if (why := last.get("message")) else ""))
     if last.get("ended_at") is None:
         raise click.ClickException(f"llmux ended before {job_id} was over; wait again: llmux jobs wait {job_id}")
