@@ -88,14 +88,14 @@ def digits(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _base(samples: Samples) -> str | None:
+def _baseline(samples: Samples) -> str | None:
     """What others are compared with."""
     return next((name for name in (GO, "nginx") if name in samples["RSS idle, MiB"]), None)
 
 
-def _ratio(samples: Samples, measure: str, name: str) -> str:
+def _ratio_text(samples: Samples, measure: str, name: str) -> str:
     """To Go's; none of memory and starts, of which a small proxy has next to nothing."""
-    base = _base(samples)
+    base = _baseline(samples)
     if base is None or name in {DIRECT, base} or measure.endswith(("MiB", "KiB", "CPU s")):
         return ""
     found = Goal("", measure, None, base).values(samples, name)
@@ -104,7 +104,7 @@ def _ratio(samples: Samples, measure: str, name: str) -> str:
 
 def plain(samples: Samples) -> str:
     """Medians, each followed by its ratio to Go's; then the goals."""
-    names, base = list(samples["RSS idle, MiB"]), _base(samples)
+    names, base = list(samples["RSS idle, MiB"]), _baseline(samples)
     width = max(map(len, samples)) + 2
     lines = ["".ljust(width) + "".join(name.rjust(12) + (f"÷{base}" if base else "").rjust(8) for name in names)]
     for measure, rows in samples.items():
@@ -112,7 +112,7 @@ def plain(samples: Samples) -> str:
         for name in names:
             if name not in rows:
                 continue
-            cells += digits(statistics.median(rows[name])).rjust(12) + _ratio(samples, measure, name).rjust(8)
+            cells += digits(statistics.median(rows[name])).rjust(12) + _ratio_text(samples, measure, name).rjust(8)
         lines.append(measure.ljust(width) + cells)
     return "\n".join([*lines, "", *goals(samples)])
 
@@ -139,7 +139,7 @@ def peers(samples: Samples) -> list[str]:
             continue
         cells = []
         for name in names:
-            ratio = _ratio(samples, measure, name)
+            ratio = _ratio_text(samples, measure, name)
             cells.append(digits(statistics.median(rows[name])) + (f" ({ratio})" if ratio else ""))
         lines.append(f"| {measure} | {' | '.join(cells)} |")
     return lines

@@ -35,12 +35,12 @@ RESPONSE = (
 )
 
 
-def _json(body: bytes) -> bytes:
+def _json_response(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
 
-JSON = _json(ANSWER)
-OTHERS = {b"/v1/messages": _json(MESSAGE), b"/v1/responses": _json(RESPONSE)}
+JSON = _json_response(ANSWER)
+OTHERS = {b"/v1/messages": _json_response(MESSAGE), b"/v1/responses": _json_response(RESPONSE)}
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":0,"model":"stub","t":%019d,"choices":[{"index":0,'
@@ -67,9 +67,9 @@ class Stub(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._busy:
-            self._answer()
+            self._send_report()
 
-    def _answer(self) -> None:
+    def _send_report(self) -> None:
         if self._report is not None:
             sock, port = self._report
             sock.sendto(b"%d" % time.monotonic_ns(), ("127.0.0.1", port))
@@ -96,18 +96,18 @@ class Stub(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             begins = 0.0 if order[-1] == b"now" else random.random()  # streams out of step, as real ones are
             first_at = loop.time() + begins * interval_s
-            self._timer = loop.call_at(first_at, self._event, loop, int(order[1]), interval_s, first_at)
+            self._timer = loop.call_at(first_at, self._send_event, loop, int(order[1]), interval_s, first_at)
         else:
-            self._answer()
+            self._send_report()
 
-    def _event(self, loop: asyncio.AbstractEventLoop, left: int, interval_s: float, due: float) -> None:
+    def _send_event(self, loop: asyncio.AbstractEventLoop, left: int, interval_s: float, due: float) -> None:
         if left == 0:
             self._busy = False
             self._transport.write(END)
             return
         event = EVENT % time.monotonic_ns()
         self._transport.write(b"%x\r\n%s\r\n" % (len(event), event))
-        self._timer = loop.call_at(due + interval_s, self._event, loop, left - 1, interval_s, due + interval_s)
+        self._timer = loop.call_at(due + interval_s, self._send_event, loop, left - 1, interval_s, due + interval_s)
 
 
 async def _serve(port: int, report_port: int | None) -> None:

@@ -122,12 +122,12 @@ class Target:
 
     async def ready(self) -> None:
         """Wait for its first good answers; keeps the CPU they took."""
-        await self._until_answered(HEALTH)
+        await self._wait_for_answer(HEALTH)
         self.cold_cpu_s = self.cpu_ns() / 1e9
-        await self._until_answered(request_bytes())
+        await self._wait_for_answer(request_bytes())
         self.first_chat_cpu_s = self.cpu_ns() / 1e9
 
-    async def _until_answered(self, request: bytes) -> None:
+    async def _wait_for_answer(self, request: bytes) -> None:
         deadline = time.monotonic() + 60
         while True:
             assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}"
@@ -146,7 +146,7 @@ class Target:
             self._process.wait()
 
 
-def _start(argv: list[str], core: int, more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def _start_process(argv: list[str], core: int, more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     log = None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL
     process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | (more or {}))
     os.sched_setaffinity(process.pid, {core})
@@ -157,7 +157,7 @@ def start_stub(core: int, report: int) -> Target:
     """The upstream of everything but the daemon, which spawns its own."""
     port = free_port()
     argv = [sys.executable, "-m", "bench.stub", "--port", str(port), "--core", str(core), "--report", str(report)]
-    return Target("direct", port, _start(argv, core))
+    return Target("direct", port, _start_process(argv, core))
 
 
 def start_nginx(core: int, upstream: int, folder: Path) -> Target:
@@ -166,7 +166,7 @@ def start_nginx(core: int, upstream: int, folder: Path) -> Target:
     port = free_port()
     conf = folder / "nginx.conf"
     conf.write_text(_NGINX_CONF.format(folder=folder, port=port, upstream=upstream))
-    return Target("nginx", port, _start([NGINX, "-c", str(conf), "-p", str(folder)], core), with_children=True)
+    return Target("nginx", port, _start_process([NGINX, "-c", str(conf), "-p", str(folder)], core), with_children=True)
 
 
 def start_go(core: int, upstream: int, folder: Path) -> Target:
@@ -178,14 +178,14 @@ def start_go(core: int, upstream: int, folder: Path) -> Target:
     env = os.environ | {"GOCACHE": str(folder / "cache"), "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
     subprocess.run([GO, "build", "-o", str(program), str(source)], check=True, env=env)
     argv = [str(program), "-listen", f"127.0.0.1:{port}", "-upstream", f"http://127.0.0.1:{upstream}"]
-    return Target("Go", port, _start(argv, core, {"GOMAXPROCS": "1"}))
+    return Target("Go", port, _start_process(argv, core, {"GOMAXPROCS": "1"}))
 
 
 def start_path_only(core: int, upstream: int) -> Target:
     """`bench.path_only`: the data path without the rest."""
     port = free_port()
     argv = [sys.executable, "-m", "bench.path_only", "--port", str(port), "--upstream", str(upstream)]
-    return Target("path only", port, _start(argv, core))
+    return Target("path only", port, _start_process(argv, core))
 
 
 def compiled() -> Path:
@@ -206,7 +206,7 @@ def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
     conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root, folder=folder))
     argv = [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(conf), "--port", str(port)]
     argv += ["--state-dir", str(folder / "state")]
-    return Target(LLMUX, port, _start(argv, core))
+    return Target(LLMUX, port, _start_process(argv, core))
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:

@@ -25,34 +25,36 @@ _SCOPES: Final = {None: "Open to all.", "admin": "Needs the scope `admin`.", "me
 def blocks() -> dict[str, str]:
     """The text of each section, by the name of its block."""
     answers, described = recorded(), set[str]()
-    return {f"operations of {section.name}": _section(section, answers, described) for section in sections()}
+    return {f"operations of {section.name}": _section_text(section, answers, described) for section in sections()}
 
 
-def _section(section: Section, answers: Mapping[str, Any], described: set[str]) -> str:
+def _section_text(section: Section, answers: Mapping[str, Any], described: set[str]) -> str:
     return "\n\n".join(
         part
         for operation in section.operations
-        for part in _operation(operation, answer_of(key_of(section, operation), operation.example, answers), described)
+        for part in _operation_parts(
+            operation, answer_of(key_of(section, operation), operation.example, answers), described
+        )
     )
 
 
-def _operation(operation: Operation, answer: Any, described: set[str]) -> Iterator[str]:
+def _operation_parts(operation: Operation, answer: Any, described: set[str]) -> Iterator[str]:
     paths = (operation.path, *operation.aliases)
     yield "### " + ", ".join(f"`{operation.method} {path}`" for path in paths)
     yield " ".join(filter(None, (operation.summary, _SCOPES.get(operation.scope))))
     if operation.description:
         yield operation.description
     if operation.parameters:
-        yield _meanings("Parameter", {each.name: each.description for each in operation.parameters})
+        yield _meanings_table("Parameter", {each.name: each.description for each in operation.parameters})
     for head, schema in (("Field", operation.request), ("Of the answer", operation.answer)):
-        if rows := _described(schema, described):
-            yield _meanings(head, rows)
-    yield f"```sh\n{_command(operation)}\n```"
+        if rows := _field_descriptions(schema, described):
+            yield _meanings_table(head, rows)
+    yield f"```sh\n{_curl_command(operation)}\n```"
     if answer is not None:
-        yield _shown(answer)
+        yield _answer_block(answer)
 
 
-def _described(schema: Schema | None, described: set[str]) -> dict[str, str]:
+def _field_descriptions(schema: Schema | None, described: set[str]) -> dict[str, str]:
     """The fields with a description, of an object or of the only list of objects in it."""
     if schema is None or schema.get("title") in described:
         return {}
@@ -64,10 +66,10 @@ def _described(schema: Schema | None, described: set[str]) -> dict[str, str]:
         if "description" in field and name not in ForLlmux.__struct_fields__
     }
     lists = [field["items"] for field in fields.values() if "items" in field and not rows]
-    return rows or next((found for items in lists if (found := _described(items, described))), {})
+    return rows or next((found for items in lists if (found := _field_descriptions(items, described))), {})
 
 
-def _meanings(head: str, rows: Mapping[str, str]) -> str:
+def _meanings_table(head: str, rows: Mapping[str, str]) -> str:
     """A table in which names with the same meaning share a row."""
     meanings: dict[str, list[str]] = {}
     for name, meaning in rows.items():
@@ -75,7 +77,7 @@ def _meanings(head: str, rows: Mapping[str, str]) -> str:
     return table((head, "Meaning"), [(", ".join(names), meaning) for meaning, names in meanings.items()])
 
 
-def _command(operation: Operation) -> str:
+def _curl_command(operation: Operation) -> str:
     """The example as it is typed."""
     example, method = operation.example, operation.method
     words = ["curl", "-f", URL + (example.path or operation.path)]
@@ -92,15 +94,15 @@ def _command(operation: Operation) -> str:
     return shlex.join(words) + (f"  # needs {example.needs}" if example.needs else "")
 
 
-def _shown(answer: Any) -> str:
+def _answer_block(answer: Any) -> str:
     is_text = isinstance(answer, str)
-    lines = answer.rstrip("\n").split("\n") if is_text else [*_pretty(answer)]
+    lines = answer.rstrip("\n").split("\n") if is_text else [*_json_lines(answer)]
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], "…"]
     return "\n".join(("```" if is_text else "```json", *lines, "```"))
 
 
-def _pretty(value: Any, indent: str = "", before: str = "", after: str = "") -> Iterator[str]:
+def _json_lines(value: Any, indent: str = "", before: str = "", after: str = "") -> Iterator[str]:
     """JSON in lines that are not too long, where it can be."""
     plain = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(before) + len(plain) + len(after) <= WIDTH or not isinstance(value, dict | list) or not value:
@@ -111,5 +113,5 @@ def _pretty(value: Any, indent: str = "", before: str = "", after: str = "") -> 
     yield indent + before + marks[0]
     for at, (name, each) in enumerate(items, 1):
         label = "" if name is None else json.dumps(name, ensure_ascii=False) + ": "
-        yield from _pretty(each, indent + "  ", label, "," if at < len(items) else "")
+        yield from _json_lines(each, indent + "  ", label, "," if at < len(items) else "")
     yield indent + marks[1] + after

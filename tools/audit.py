@@ -65,7 +65,7 @@ def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
     findings: list[str] = []
     problem = ""
     for batch in batches(wanted):
-        report, problem = _ask(batch, words)
+        report, problem = _audit_batch(batch, words)
         if problem:
             break
         audited |= {pin for pin, _ in report}
@@ -81,7 +81,7 @@ def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
     return FOUND if findings else NOT_AUDITED if missing else 0
 
 
-def _ask(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], str]:
+def _audit_batch(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], str]:
     """Each package with what is known of it, and no problem; or nothing, and what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         listed, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
@@ -102,10 +102,10 @@ def _ask(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, li
 def _advisories(report: Report, named: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     for package in report["dependencies"]:
         if "vulns" in package:  # else it was passed over
-            yield named[package["name"].lower()], [_finding(vuln) for vuln in package["vulns"]]
+            yield named[package["name"].lower()], [_finding_text(vuln) for vuln in package["vulns"]]
 
 
-def _finding(vuln: Vulnerability) -> str:
+def _finding_text(vuln: Vulnerability) -> str:
     fixed = f"fixed in {', '.join(vuln['fix_versions'])}" if vuln["fix_versions"] else "no fix known"
     return f"{' '.join([vuln['id'], *vuln['aliases']])}, {fixed}"
 

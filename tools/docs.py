@@ -116,7 +116,7 @@ def blocks_of(page: str) -> list[str]:
 def section(name: str, registry: Registry = REGISTRY, *, without: Container[str] = ()) -> str:
     """The keys of one section of the configuration file."""
     schema = schema_of(registry)
-    return settings(schema, _part(schema, name), without=without)
+    return settings(schema, _schema_part(schema, name), without=without)
 
 
 def model_settings() -> str:
@@ -167,7 +167,7 @@ def schema_of(registry: Registry) -> Schema:
     return json_schema(registry)
 
 
-def _part(schema: Schema, name: str) -> Schema:
+def _schema_part(schema: Schema, name: str) -> Schema:
     part: Schema = schema["$defs"][name]
     return part
 
@@ -175,7 +175,7 @@ def _part(schema: Schema, name: str) -> Schema:
 def kind(field: Schema, schema: Schema) -> str:
     """What may stand there, in words."""
     if "$ref" in field:
-        return kind(_part(schema, field["$ref"].rpartition("/")[2]), schema)
+        return kind(_schema_part(schema, field["$ref"].rpartition("/")[2]), schema)
     if "anyOf" in field:
         return " or ".join(kind(branch, schema) for branch in field["anyOf"] if branch.get("type") != "null")
     if "enum" in field:

@@ -48,14 +48,14 @@ def requests() -> Iterator[tuple[Group, Endpoint, type[msgspec.Struct]]]:
 
 def tables() -> str:
     """The whole page, but for its introduction."""
-    parts = ["## On every path", _of_llmux()]
+    parts = ["## On every path", _llmux_fields_table()]
     shown: set[str] = set()  # a path that two dialects share has the results of the first
     objects: set[type] = set()
     for group, endpoint, kind in requests():
         results = {} if endpoint.path in shown else recorded().get(endpoint.path, {})
         parts.append(f"## `{endpoint.path}`" + (f", {group.name}" if endpoint.path in shown else ""))
-        parts.append(_of_request(kind, results))
-        if issubclass(kind, Sent) and (rows := [*_of_objects(kind, objects)]):
+        parts.append(_request_table(kind, results))
+        if issubclass(kind, Sent) and (rows := [*_object_rows(kind, objects)]):
             parts += ["Within it:", table(("Object", "Fields"), rows)]
         shown.add(endpoint.path)
     return "\n\n".join(parts)
@@ -63,44 +63,44 @@ def tables() -> str:
 
 def fates(kind: type[msgspec.Struct], others: Results | None = None) -> dict[str, str]:
     """What llmux does with each field of a request, or of an object in it, and with those others that its type doesn't have."""
-    described = {name: field for name, field in _fields(kind).items() if name not in ForLlmux.__struct_fields__}
+    described = {name: field for name, field in _fields_by_name(kind).items() if name not in ForLlmux.__struct_fields__}
     is_passed = issubclass(kind, ForLlmux) and not issubclass(kind, Sent)  # untouched: its worker reads it
-    found = {name: "passed on" if is_passed else _fate(field.type) for name, field in described.items()}
+    found = {name: "passed on" if is_passed else _fate_of(field.type) for name, field in described.items()}
     return found | {name: "passed on" if is_passed else "named" for name in others or () if name not in found}
 
 
-def _fate(field: inspect.Type) -> str:
-    members = [*_members(field)]
+def _fate_of(field: inspect.Type) -> str:
+    members = [*_member_types(field)]
     marks = [one.extra["fate"] for one in members if isinstance(one, inspect.Metadata) and one.extra]
     is_raw = any(isinstance(one, inspect.RawType) for one in members)
     return str(marks[0]) if marks else "passed on" if is_raw else "read"
 
 
-def _of_llmux() -> str:
+def _llmux_fields_table() -> str:
     return table(("Field", "Meaning"), [(f"`{name}`", one["description"]) for name, one in fields_of(ForLlmux).items()])
 
 
-def _of_request(kind: type[msgspec.Struct], results: Results) -> str:
+def _request_table(kind: type[msgspec.Struct], results: Results) -> str:
     runtimes = [*dict.fromkeys(name for path in recorded().values() for row in path.values() for name in row)]
     columns = runtimes if results else []
     head = ("Field", "llmux", *("Tried with" if name == "value" else f"`{name}`" for name in columns))
     rows = [
-        (f"`{name}`", fate, *(_result(results.get(name, {}), column) for column in columns))
+        (f"`{name}`", fate, *(_result_text(results.get(name, {}), column) for column in columns))
         for name, fate in fates(kind, results).items()
     ]
     return table(head, rows)
 
 
-def _result(row: Mapping[str, Any], column: str) -> str:
+def _result_text(row: Mapping[str, Any], column: str) -> str:
     if column not in row:
         return "–"
     return f"`{json.dumps(row[column])}`" if column == "value" else str(row[column])
 
 
-def _of_objects(kind: type[msgspec.Struct], known: set[type]) -> Iterator[tuple[str, str]]:
+def _object_rows(kind: type[msgspec.Struct], known: set[type]) -> Iterator[tuple[str, str]]:
     """Each object within a request that isn't known yet, with its fields by their fates."""
     places: dict[type[msgspec.Struct], dict[str, None]] = {}
-    for place, inner in _objects(kind, ""):
+    for place, inner in _nested_objects(kind, ""):
         places.setdefault(inner, {})[f"`{place}`"] = None
     for inner, found in places.items():
         if inner in known:
@@ -115,33 +115,33 @@ def _of_objects(kind: type[msgspec.Struct], known: set[type]) -> Iterator[tuple[
         yield ", ".join(found) + tag, "; ".join(words) or "–"
 
 
-def _objects(kind: type[msgspec.Struct], place: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    for name, field in _fields(kind).items():
-        yield from _within(field.type, f"{place}.{name}".removeprefix("."))
+def _nested_objects(kind: type[msgspec.Struct], place: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    for name, field in _fields_by_name(kind).items():
+        yield from _objects_in_type(field.type, f"{place}.{name}".removeprefix("."))
 
 
-def _within(kind: inspect.Type, place: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    for one in _members(kind):
+def _objects_in_type(kind: inspect.Type, place: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    for one in _member_types(kind):
         if isinstance(one, inspect.ListType):
-            yield from _within(one.item_type, f"{place}[]")
+            yield from _objects_in_type(one.item_type, f"{place}[]")
         elif isinstance(one, inspect.StructType):
             yield place, one.cls
-            yield from _objects(one.cls, place)
+            yield from _nested_objects(one.cls, place)
 
 
-def _fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
+def _fields_by_name(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
     """By their names in JSON."""
     described = inspect.type_info(kind)
     assert isinstance(described, inspect.StructType)
     return {field.encode_name: field for field in described.fields}
 
 
-def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
+def _member_types(kind: inspect.Type) -> Iterator[inspect.Type]:
     """The type, and those that it consists of: the members of a union, and what is annotated."""
     yield kind
     match kind:
         case inspect.Metadata(type=inner):
-            yield from _members(inner)
+            yield from _member_types(inner)
         case inspect.UnionType(types=types):
             for one in types:
-                yield from _members(one)
+                yield from _member_types(one)

@@ -21,9 +21,9 @@ class AllowedContract(Contract):
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Look at every import of the sources."""
-        sources = [_name(module) for module in self.source_modules]  # type: ignore[attr-defined]
-        allowed = [*sources, *(_name(module) for module in self.allowed_modules)]  # type: ignore[attr-defined]
-        within = None if self.within is None else _name(self.within)  # type: ignore[arg-type]  # the metaclass makes modules of fields
+        sources = [_module_name(module) for module in self.source_modules]  # type: ignore[attr-defined]
+        allowed = [*sources, *(_module_name(module) for module in self.allowed_modules)]  # type: ignore[attr-defined]
+        within = None if self.within is None else _module_name(self.within)  # type: ignore[arg-type]  # the metaclass makes modules of fields
         wrong = sorted(
             (importer, imported)
             for importer in graph.modules
@@ -40,7 +40,7 @@ class AllowedContract(Contract):
             output.print_error(f"{importer} imports {imported}", bold=False)
 
 
-def _name(module: Module) -> str:
+def _module_name(module: Module) -> str:
     return module.name
 
 

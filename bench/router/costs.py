@@ -17,7 +17,7 @@ STREAMED: Final = 300
 EACH: Final = 50
 
 
-def _good(answer: Answer) -> Answer:
+def _checked_good(answer: Answer) -> Answer:
     assert answer.kind == "good", answer
     return answer
 
@@ -27,13 +27,13 @@ async def once(server: Server, samples: Samples) -> None:
     samples["CPU of a start, s"][server.name].append(server.cpu_ns() / 1e9)
     samples["memory at rest, MiB"][server.name].append(server.own_mib())
     samples["first event of a model that isn't loaded, s"][server.name].append(
-        _good(await server.ask(MODELS[0])).first_s
+        _checked_good(await server.ask(MODELS[0])).first_s
     )
-    _good(await server.ask(MODELS[1]))
+    _checked_good(await server.ask(MODELS[1]))
     samples["memory with two models, MiB"][server.name].append(server.own_mib())
 
 
-async def _warm(server: Server, connections: int) -> list[float]:
+async def _warm_latencies(server: Server, connections: int) -> list[float]:
     """Seconds of each request. One that failed is sent again, as OpenAI's own clients do: see `races.kept`."""
 
     async def repeat() -> list[float]:
@@ -50,23 +50,23 @@ async def _warm(server: Server, connections: int) -> list[float]:
 
 async def in_turn(server: Server, samples: Samples) -> None:
     """Warm requests, streams, and a swap."""
-    _good(await server.ask(MODELS[0]))
+    _checked_good(await server.ask(MODELS[0]))
     for connections in (1, SLOTS):
         before = server.cpu_ns()
-        seconds = await _warm(server, connections)
+        seconds = await _warm_latencies(server, connections)
         spent = (server.cpu_ns() - before) / 1e3 / (EACH * connections)
         name = f"a warm request of one token, {connections} at a time"
         samples[f"CPU of {name}, µs"][server.name].append(spent)
         samples[f"time of {name}, ms"][server.name].append(statistics.median(seconds) * 1e3)
     before = server.cpu_ns()
     streams = await asyncio.gather(*(server.ask(MODELS[0], STREAMED) for _ in range(SLOTS)))
-    events = sum(_good(stream).events for stream in streams)
+    events = sum(_checked_good(stream).events for stream in streams)
     samples[f"CPU of a streamed event, {SLOTS} streams, µs"][server.name].append(
         (server.cpu_ns() - before) / 1e3 / events
     )
     absent = min(set(MODELS) - set(server.workers().values()))
     samples["first event of a model that another makes room for, s"][server.name].append(
-        _good(await server.ask(absent)).first_s
+        _checked_good(await server.ask(absent)).first_s
     )
 
 

@@ -111,13 +111,13 @@ async def worker_stuck(server: Server) -> list[Answer]:
 
 async def server_killed(server: Server) -> list[Answer]:
     stream = await started_stream(server, A)
-    return [await _killed(server), expected(await stream, "error")]
+    return [await _kill_server(server), expected(await stream, "error")]
 
 
 async def server_killed_beside_stuck(server: Server) -> list[Answer]:
     first = await server.ask(A)
     _signal_workers(server, signal.SIGSTOP)
-    return [first, await _killed(server)]
+    return [first, await _kill_server(server)]
 
 
 def _signal_workers(server: Server, number: signal.Signals) -> None:
@@ -125,7 +125,7 @@ def _signal_workers(server: Server, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-async def _killed(server: Server) -> Answer:
+async def _kill_server(server: Server) -> Answer:
     """Good, if no worker outlives its killed server by `OUTLIVED_S`."""
     server.root.kill()
     server.root.wait()

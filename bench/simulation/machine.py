@@ -86,9 +86,9 @@ class Machine:
     def run(self, requests: Iterable[Request]) -> Outcome:
         """Play them all and let everything end."""
         for request in requests:
-            self._until(request.at)
-            self._arrive(request)
-        self._until(self.now + 3600.0)
+            self._run_until(request.at)
+            self._on_arrival(request)
+        self._run_until(self.now + 3600.0)
         self.outcome.ended_at = self.now
         return self.outcome
 
@@ -111,7 +111,7 @@ class Machine:
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
 
-    def _until(self, end: float) -> None:
+    def _run_until(self, end: float) -> None:
         while True:
             at = min(self.scheduler.deadline(self.now), self._due[0][0] if self._due else end)
             if at >= end:
@@ -124,7 +124,7 @@ class Machine:
                 self.handle(Tick())
                 self.now += 1e-6
 
-    def _arrive(self, request: Request) -> None:
+    def _on_arrival(self, request: Request) -> None:
         ticket = TicketId(f"t{next(self._seq)}")
         self._requests[ticket] = request
         demand = Demand(request.priority, f"tenant {request.tenant}")
@@ -137,30 +137,30 @@ class Machine:
                 load_s = 1.0 + self.size[name] / LOAD_MIB_PER_S
                 self.outcome.loads += 1
                 self.outcome.loading_s += load_s
-                self.later(load_s, lambda: self._loaded(name, generation, devices[0]))
+                self.later(load_s, lambda: self._on_loaded(name, generation, devices[0]))
                 self._used[devices[0]] += mib
             case StopWorker(name, generation):
                 if name not in self._stopping:
                     self._stopping.add(name)
-                    self.later(EXIT_S, lambda: self._exited(name, generation))
+                    self.later(EXIT_S, lambda: self._on_exited(name, generation))
             case Dispatch(ticket, name):
-                self._begin(ticket, name)
+                self._begin_request(ticket, name)
             case Reject(ticket):
                 self._requests.pop(ticket, None)
                 self.outcome.refused += 1
             case CutRequest(ticket):
                 self.outcome.cut += 1
-                self.later(0.0, lambda: self._end(ticket))
+                self.later(0.0, lambda: self._end_request(ticket))
             case _:
                 pass
 
-    def _loaded(self, name: ModelId, generation: int, device: DeviceId) -> None:
+    def _on_loaded(self, name: ModelId, generation: int, device: DeviceId) -> None:
         if self._workers.get(name, (0,))[0] == generation and name not in self._stopping:
             self.handle(WorkerReady(name, generation))
             self.now += 1e-6
             self.sample(device)
 
-    def _exited(self, name: ModelId, generation: int) -> None:
+    def _on_exited(self, name: ModelId, generation: int) -> None:
         _, device, mib = self._workers.pop(name)
         self._stopping.discard(name)
         self._used[device] -= mib
@@ -169,15 +169,15 @@ class Machine:
         self.now += 1e-6
         self.sample(device)
 
-    def _begin(self, ticket: TicketId, name: ModelId) -> None:
+    def _begin_request(self, ticket: TicketId, name: ModelId) -> None:
         request = self._requests[ticket]
         self.outcome.waits[request.priority].append(self.now - request.at)
         running = self._running[name]
         running[ticket] = self.now
         slower = 1 + 2 * (len(running) - 1) / (PLACES - 1)
-        self.later(request.service_s * slower, lambda: self._end(ticket))
+        self.later(request.service_s * slower, lambda: self._end_request(ticket))
 
-    def _end(self, ticket: TicketId) -> None:
+    def _end_request(self, ticket: TicketId) -> None:
         request = self._requests.pop(ticket, None)
         if request is None:
             return

@@ -44,16 +44,16 @@ def day(seed: int, *, models: int, tenants: int, per_s: float, hours: float) -> 
     while now < hours * 3600:
         rate = per_s * (1 - 0.5 * math.cos(2 * math.pi * now / DAY_S))
         now += chance.expovariate(rate)
-        waiting.append(_request(chance, now, names[draw(chance, of_models)], draw(chance, of_tenants)))
+        waiting.append(_random_request(chance, now, names[draw(chance, of_models)], draw(chance, of_tenants)))
         while burst_at < now:
             model, tenant = names[draw(chance, of_models)], draw(chance, of_tenants)
-            waiting += [_request(chance, burst_at + chance.uniform(0, 10), model, tenant) for _ in range(40)]
+            waiting += [_random_request(chance, burst_at + chance.uniform(0, 10), model, tenant) for _ in range(40)]
             burst_at += chance.expovariate(1 / 120)
         waiting.sort(key=lambda request: request.at)
         while waiting and waiting[0].at <= now:
             yield waiting.pop(0)
 
 
-def _request(chance: random.Random, at: float, model: int, tenant: int) -> Request:
+def _random_request(chance: random.Random, at: float, model: int, tenant: int) -> Request:
     priority = chance.choices([each for each, _ in CLASSES], [share for _, share in CLASSES])[0]
     return Request(at, model, tenant, priority, min(60.0, chance.lognormvariate(0.7, 0.8)))

@@ -142,16 +142,16 @@ def checked(path: Path | None) -> Catalog:
 def effective(catalog: Catalog) -> Iterator[Effective]:
     """All values in the order of the file's sections; mappings down to their last key. Secrets are masked."""
     for model in catalog.models.values():
-        yield from _section(catalog, ("models", model.id), model.config)
+        yield from _section_values(catalog, ("models", model.id), model.config)
     for virtual in catalog.virtual.values():
-        yield from _section(catalog, ("virtual_models", virtual.name), virtual.config)
+        yield from _section_values(catalog, ("virtual_models", virtual.name), virtual.config)
     for task in catalog.tasks.values():
         about = {"candidates": [one.model_dump(mode="json", exclude_unset=True) for one in task.config.candidates]}
-        yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
+        yield from _section_values(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
     for name, config in catalog.sets.items():
-        yield from _section(catalog, ("sets", name), config)
+        yield from _section_values(catalog, ("sets", name), config)
     for name, client in catalog.clients.items():
-        yield from _section(catalog, ("clients", name), client)
+        yield from _section_values(catalog, ("clients", name), client)
     folders: list[JsonValue] = [str(path) for path in catalog.models_from if path != catalog.server.model_base_path]
     if folders:
         yield Effective(("models_from",), folders, catalog.origin("models_from"))
@@ -159,8 +159,8 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]
     yield Effective(("devices",), devices, catalog.origin("devices"))
-    yield from _section(catalog, ("limits",), catalog.limits)
-    yield from _section(catalog, ("server",), catalog.server)
+    yield from _section_values(catalog, ("limits",), catalog.limits)
+    yield from _section_values(catalog, ("server",), catalog.server)
 
 
 def shown(values: Iterator[Effective]) -> str:
@@ -193,22 +193,22 @@ def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
     ]
 
 
-def _section(
+def _section_values(
     catalog: Catalog, trail: Trail, section: BaseModel, instead: Mapping[str, Any] | None = None
 ) -> Iterator[Effective]:
     for key, value in {**section.model_dump(mode="json"), **(instead or {})}.items():
-        yield from _leaves(catalog, (*trail, key), masked(value, key))
+        yield from _leaf_values(catalog, (*trail, key), masked(value, key))
 
 
-def _leaves(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effective]:
+def _leaf_values(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effective]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _leaves(catalog, (*trail, key), item)
+            yield from _leaf_values(catalog, (*trail, key), item)
     else:
-        yield Effective(trail, value, _place(catalog, trail))
+        yield Effective(trail, value, _place_of(catalog, trail))
 
 
-def _place(catalog: Catalog, trail: Trail) -> Place | None:
+def _place_of(catalog: Catalog, trail: Trail) -> Place | None:
     """The place of a value, also where the file has `physical` for `model`, or a virtual model's parameters under `params`."""
     found = catalog.origin(*trail)
     if found is None and trail[0] == "clients":

@@ -78,7 +78,7 @@ def examine(config: Path | None) -> list[Check]:
     found += _programs()
     found += _ports(server)
     found += _disk("state", server.state_dir, STATE_MIB)
-    found += _broken(server.state_dir)
+    found += _damaged_files(server.state_dir)
     found += _disk("runtimes' disk", server.runtimes_dir, RUNTIMES_MIB)
     found += _descriptors()
     found += _keys(server)
@@ -202,7 +202,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
     yield from (Check("memory", "warn", warning, "llmux config check shows the sizes") for warning in here.warnings)
     for model in catalog.models.values():
         try:
-            model.adapter.launch(model.config, _on_host(catalog, model.id))
+            model.adapter.launch(model.config, _host_launch_context(catalog, model.id))
         except RuntimeNotInstalledError as error:
             yield Check(f"model {model.id}", "fail", str(error).partition(" Remedy: ")[0], error.remedy)
         except ModelUnusableError as error:
@@ -219,14 +219,14 @@ def _llama_servers(catalog: Catalog) -> Iterator[Check]:
     for model in catalog.models.values():
         if isinstance(model.config, LlamaServerConfig) and model.config.n_gpu_layers != 0:
             with contextlib.suppress(RuntimeNotInstalledError, ModelUnusableError):  # told above
-                spec = model.adapter.launch(model.config, _on_host(catalog, model.id))
+                spec = model.adapter.launch(model.config, _host_launch_context(catalog, model.id))
                 models.setdefault((spec.argv[0], spec.library_path), []).append(model.id)
     if not models or not _uses_gpu(catalog) or (gpu := detect()) == "cpu":
         return
     own = venvs.installed(LLAMA_SERVER, catalog.server.runtimes_dir)
     command = f"llmux runtimes install {LLAMA_SERVER} --accelerator"
     for (program, libraries), names in models.items():
-        seen, why = _devices_of(program, libraries)
+        seen, why = _visible_devices(program, libraries)
         if seen:
             yield Check("llama-server", "ok", f"{program} sees {', '.join(seen)}")
             continue
@@ -238,7 +238,7 @@ def _llama_servers(catalog: Catalog) -> Iterator[Check]:
         yield Check("llama-server", "warn", message, fix)
 
 
-def _devices_of(program: str, libraries: Sequence[str]) -> tuple[list[str], str]:
+def _visible_devices(program: str, libraries: Sequence[str]) -> tuple[list[str], str]:
     """The devices that a llama.cpp server can compute on, beside the processor; without any, what to say of it."""
     if Path(program).name.startswith("python"):
         return [], "is built for the processor alone"  # the embedded one
@@ -260,7 +260,7 @@ def _devices_of(program: str, libraries: Sequence[str]) -> tuple[list[str], str]
     return seen, f"sees no GPU{f': {failed}' if failed is not None else ''}"
 
 
-def _on_host(catalog: Catalog, model: str) -> LaunchContext:
+def _host_launch_context(catalog: Catalog, model: str) -> LaunchContext:
     """A launch context on the host, to see whether a model could be started."""
     return LaunchContext(
         model=model,
@@ -350,7 +350,7 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
     )
 
 
-def _broken(state_dir: Path) -> Iterator[Check]:
+def _damaged_files(state_dir: Path) -> Iterator[Check]:
     for path in sorted(state_dir.glob("*.broken-*")):
         message = f"{path} was damaged and put aside; llmux went on with its backup, where it had one"
         yield Check("state", "warn", message, f"when nobody needs it any more: rm {path}")

@@ -59,10 +59,10 @@ def _remedy(number: int | None, place: str | None) -> str:
     change = (
         "The file system is read-only" if number == errno.EROFS else f"User {os.getuid()} must be allowed to use it"
     )
-    return f" {change}; or name another place{_settings(Path(place)) if place is not None else ''}."
+    return f" {change}; or name another place{_settings_hint(Path(place)) if place is not None else ''}."
 
 
-def _settings(place: Path) -> str:
+def _settings_hint(place: Path) -> str:
     """The settings that decide where this place is, as far as they are known, after a colon."""
     from supervisor.catalog.loading import folders  # noqa: PLC0415  # takes long, and failures are rare
 

@@ -107,10 +107,10 @@ def add(
     others = [key.name for key in keyring.keys if key is not old]
     if not others:
         text = _EMPTY.sub("", text)
-    if not _replace(path, _with_entry(text, entry), [*others, name]):
+    if not _replace_file(path, _with_entry(text, entry), [*others, name]):
         raise InvalidRequestError(
             f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
-            detail=tuple(_lines(entry, "")),
+            detail=tuple(_entry_lines(entry, "")),
         )
     opened = (scopes, *(key.scopes for key in keyring.keys if not _has_expired(key)))
     return AddedKey(secret, scopes, not keyring, any(Scope.ADMIN in key_scopes for key_scopes in opened))
@@ -164,28 +164,28 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     text = path.read_text(encoding="utf-8")
     index = names.index(name)
     without = _without_entry(text, index) + ("" if left else "  []\n")  # no list at all would be a lost file
-    if _replace(path, without, left):
+    if _replace_file(path, without, left):
         return left, True
     root = yaml.safe_load(text)
     del (root["keys"] if isinstance(root, dict) else root)[index]
-    written = _replace(path, yaml.safe_dump(root, sort_keys=False), left)
+    written = _replace_file(path, yaml.safe_dump(root, sort_keys=False), left)
     assert written
     return left, False
 
 
-def _replace(path: Path, text: str, names: list[str]) -> bool:
+def _replace_file(path: Path, text: str, names: list[str]) -> bool:
     """Replace the file by this text, if it reads back as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with files.replacing(path, 0o600) as fresh:
             fresh.write_text(text, encoding="utf-8")
-            _check(fresh, names)
+            _check_names(fresh, names)
     except ConfigError:
         return False
     return True
 
 
-def _check(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str]) -> None:
     """Raises ConfigError unless it reads as exactly these keys."""
     if [key.name for key in load_keys(path).keys] != names:
         raise ConfigError((f"{path}: other keys than were meant",))
@@ -200,7 +200,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
 
 def _with_entry(text: str, entry: Entry) -> str:
     item = _ITEM.search(text)
-    lines = _lines(entry, item[1] if item is not None else "")
+    lines = _entry_lines(entry, item[1] if item is not None else "")
     before = text if not text or text.endswith("\n") else f"{text}\n"
     return before + "".join(f"{line}\n" for line in lines)
 
@@ -226,7 +226,7 @@ def _last_line(node: yaml.Node) -> int:
     return _last_line(last[1] if isinstance(last, tuple) else last)
 
 
-def _lines(entry: Entry, indent: str) -> list[str]:
+def _entry_lines(entry: Entry, indent: str) -> list[str]:
     # A JSON value is a YAML value, whatever is in it.
     fields = [f"{key}: {json.dumps(value)}" for key, value in entry.items()]
     return [f"{indent}{'- ' if i == 0 else '  '}{line}" for i, line in enumerate(fields)]

@@ -38,16 +38,16 @@ def run(daemon: Client, lease: Lease, command: Sequence[str]) -> int:
     code = SIGNALLED + signal.SIGINT
     with signals_end():
         try:
-            code = asyncio.run(_run(daemon, lease, tuple(command)))
+            code = asyncio.run(_run_command(daemon, lease, tuple(command)))
         finally:
             with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
                 daemon.call(operations.END_LEASE, id=lease.id)
     return code
 
 
-async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
+async def _run_command(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
     become_subreaper()
-    with tempfile.TemporaryDirectory(prefix="llmux-lease-") as folder, _stdio() as stdio:
+    with tempfile.TemporaryDirectory(prefix="llmux-lease-") as folder, _copied_stdio() as stdio:
         order = SpawnOrder(
             instance=lease.id,
             model=lease.id,
@@ -61,7 +61,7 @@ async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
         signals = asyncio.Queue[None]()
         on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         process = await spawn(order)
-        ending = asyncio.create_task(_end(process, signals))
+        ending = asyncio.create_task(_end_on_signals(process, signals))
         beating = asyncio.create_task(_send_heartbeats(daemon, lease, process))
         code = (await process.wait()).code
         for task in (beating, ending):
@@ -72,7 +72,7 @@ async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
     return code if code >= 0 else SIGNALLED - code
 
 
-async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
+async def _end_on_signals(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
     """At the first signal, send SIGTERM to the command's tree and give it all the time it needs; at the next, SIGKILL."""
     await signals.get()
     process.terminate()
@@ -99,7 +99,7 @@ async def _send_heartbeats(daemon: Client, lease: Lease, process: WorkerProcess)
 
 
 @contextlib.contextmanager
-def _stdio() -> Iterator[tuple[int, int, int]]:
+def _copied_stdio() -> Iterator[tuple[int, int, int]]:
     """Copies of our own, where the shim's pipes don't take their place."""
     copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in range(3)]
     try:

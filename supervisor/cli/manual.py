@@ -35,18 +35,18 @@ def page(main: click.Group) -> str:
     lines = [
         '.TH LLMUX 1 "" llmux "User commands"',
         ".SH NAME",
-        f"llmux \\- {_text(main.get_short_help_str(limit=200)).rstrip('.')}",
+        f"llmux \\- {_escaped(main.get_short_help_str(limit=200)).rstrip('.')}",
         ".SH SYNOPSIS",
         r"\fBllmux\fR \fICOMMAND\fR [\fIOPTION\fR]... [\fIARGUMENT\fR]...",
         ".SH COMMANDS",
     ]
     for path, command in commands(main, ("llmux",)):
-        lines += _command(path, command)
+        lines += _command_lines(path, command)
     exits = {str(int(code)): meaning.replace("`", "") for code, meaning in MEANINGS.items()}
     for title, entries in (("EXIT STATUS", exits), ("ENVIRONMENT", _ENVIRONMENT), ("FILES", _FILES)):
         lines.append(f".SH {title}")
         for name, meaning in entries.items():
-            lines += _entry(name, meaning)
+            lines += _entry_lines(name, meaning)
     return "\n".join((*lines, ""))
 
 
@@ -68,24 +68,24 @@ def argument_name(argument: click.Argument) -> str:
     return f"{name}..." if argument.nargs == -1 else name
 
 
-def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
+def _command_lines(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
     arguments = [argument_name(found) for found in command.params if isinstance(found, click.Argument)]
-    yield f".SS {_text(' '.join((*path, *arguments)))}"
+    yield f".SS {_escaped(' '.join((*path, *arguments)))}"
     for number, paragraph in enumerate(inspect.cleandoc(command.help or "").split("\n\n")):
-        yield from (*([".PP"] if number else []), _text(" ".join(paragraph.split())))
+        yield from (*([".PP"] if number else []), _escaped(" ".join(paragraph.split())))
     for option in command.params:
         if isinstance(option, click.Option):
             takes = "" if option.is_flag else f" {option.type.name.removesuffix(' range')}"
             if isinstance(option.type, click.Choice):
                 takes = f" {'|'.join(option.type.choices)}"
-            yield from _entry(", ".join(option.opts), option.help or "", takes)
+            yield from _entry_lines(", ".join(option.opts), option.help or "", takes)
 
 
-def _entry(name: str, meaning: str, takes: str = "") -> list[str]:
-    return [".TP", rf"\fB{_text(name)}\fR{_text(takes)}", _text(meaning)]
+def _entry_lines(name: str, meaning: str, takes: str = "") -> list[str]:
+    return [".TP", rf"\fB{_escaped(name)}\fR{_escaped(takes)}", _escaped(meaning)]
 
 
-def _text(text: str) -> str:
+def _escaped(text: str) -> str:
     """The text escaped for roff: no part of it is a request, and a hyphen can be copied as one."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -31,15 +31,15 @@ _config = click.option(
 
 def daemon_options(command: Command) -> Command:
     """`--url`, `--key` and `--json` for commands that ask a running daemon: they get a client as `daemon`."""
-    return _connected(command, "admin")
+    return _with_client(command, "admin")
 
 
 def inference_options(command: Command) -> Command:
     """As `daemon_options`, for commands that need only a client's key."""
-    return _connected(command, "inference")
+    return _with_client(command, "inference")
 
 
-def _connected(command: Command, scope: str) -> Command:
+def _with_client(command: Command, scope: str) -> Command:
     @functools.wraps(command)
     def connected(*words: object, url: str | None, key: str | None, **options: object) -> None:
         command(*words, daemon=Client(url or _configured_url(options), key), **options)
@@ -163,7 +163,7 @@ def configured_names(config: Path | None, sections: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for table in tables if isinstance(table, Table) for name in table.entries))
 
 
-def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def _completer_of(*sections: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         names = configured_names(ctx.params.get("config"), sections)
         return [name for name in names if name.lower().startswith(incomplete.lower())]
@@ -171,20 +171,20 @@ def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str
     return complete
 
 
-complete_configured = _completing("models")
+complete_configured = _completer_of("models")
 """Completes the models of the configuration file for the shell; none where it can't be read."""
 
-complete_public = _completing("virtual_models", "models")
+complete_public = _completer_of("virtual_models", "models")
 """Completes the models, and the virtual models, which stand for them."""
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
     """Print JSON for machines, with characters escaped that can't be printed, or that control a terminal."""
     _printed.append(True)
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain).translate(_ESCAPED), err=err)
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_to_builtins).translate(_ESCAPED), err=err)
 
 
-def _plain(value: object) -> object:
+def _to_builtins(value: object) -> object:
     """A struct as plain values."""
     import msgspec  # noqa: PLC0415  # not for declaring
 

@@ -21,8 +21,17 @@ COLOURS: Final = (
     | {"starting": "cyan", "loading": "cyan"}
 )
 # Control characters, line separators and characters that change the writing direction; not tab and newline.
-_ACTS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-UNSHOWN: Final = (*_ACTS, *range(0xD800, 0xE000))  # and lone surrogates, which JSON may hold and UTF-8 can't
+_CONTROL_CHARACTERS: Final = (
+    *range(9),
+    *range(11, 32),
+    *range(127, 160),
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+)
+UNSHOWN: Final = (
+    *_CONTROL_CHARACTERS,
+    *range(0xD800, 0xE000),
+)  # and lone surrogates, which JSON may hold and UTF-8 can't
 _NOTHING: Final = dict.fromkeys(UNSHOWN)
 
 Styled = tuple[str, str]

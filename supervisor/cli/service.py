@@ -46,9 +46,9 @@ class ServiceError(LlmuxError):
 
 def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = (), *, sealed: bool = True) -> str:
     """The unit file. `program` is an absolute path; `%h` is the home folder. `sealed`: set-uid programs don't work in it."""
-    command = " ".join(map(_quoted, (program, "serve", *arguments)))
+    command = " ".join(map(_quoted_word, (program, "serve", *arguments)))
     text = (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
-    text = text.replace(f"{PROGRAM} reload", f"{_quoted(program)} reload")
+    text = text.replace(f"{PROGRAM} reload", f"{_quoted_word(program)} reload")
     return text if sealed else SEAL.sub("", text)
 
 
@@ -64,14 +64,14 @@ def socket_unit(host: str = ADDRESS, *ports: int) -> str:
     return (UNITS / SOCKET).read_text(encoding="utf-8").replace(f"ListenStream={ADDRESS}:{PORT}", listening)
 
 
-def _quoted(word: str) -> str:
+def _quoted_word(word: str) -> str:
     """A word quoted for systemd; specifiers such as `%h` still work."""
     if not any(character in word for character in " \t\"'\\"):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _literal(word: str) -> str:
+def _literal_word(word: str) -> str:
     """A word that systemd takes literally: no specifier, no variable."""
     return word.replace("%", "%%").replace("$", "$$")
 
@@ -106,23 +106,23 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     base = configuration.base
     if address is not None:
         _check_exposure(address[0], base)
-    unit, arguments = folder() / UNIT, ("--config", _literal(str(base)))
-    open_for = _unsealed(configuration)
-    changed = _write(unit, service_unit(_literal(program()), arguments, sealed=not open_for), echo)
+    unit, arguments = folder() / UNIT, ("--config", _literal_word(str(base)))
+    open_for = _unsealed_models(configuration)
+    changed = _write_unit(unit, service_unit(_literal_word(program()), arguments, sealed=not open_for), echo)
     if open_for:
         echo(f"left NoNewPrivileges and the like out: podman, which runs {', '.join(open_for)}, needs set-uid programs")
     if address is not None:
         extra = configuration.server().extra_ports.values()
-        changed |= _write(folder() / SOCKET, socket_unit(*address, *extra), echo)
+        changed |= _write_unit(folder() / SOCKET, socket_unit(*address, *extra), echo)
     wanted = SOCKET if address is not None else UNIT
     enable = ["enable", *(["--now"] if start else []), wanted]
-    if not _reachable():
+    if not _is_systemd_reachable():
         echo("systemd's user manager can't be reached from here. When you are logged in, run:")
         echo(f"  systemctl --user daemon-reload && systemctl --user {' '.join(enable)}")
     else:
         _systemctl("daemon-reload")
         echo("told systemd to read its units again")
-        _enable(wanted, enable, echo, changed=changed, start=start)
+        _enable_unit(wanted, enable, echo, changed=changed, start=start)
     if linger:
         run(["loginctl", "enable-linger", str(os.getuid())])
         echo("enabled linger; llmux starts at boot and outlives your logout")
@@ -132,7 +132,7 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     echo("logs: journalctl --user -u llmux -f")
 
 
-def _unsealed(configuration: Configuration) -> list[ModelId]:
+def _unsealed_models(configuration: Configuration) -> list[ModelId]:
     with contextlib.suppress(ConfigError):  # `serve` says what is wrong
         return unsealed(configuration.read())
     return []
@@ -148,7 +148,7 @@ def _check_exposure(host: str, base: Path) -> None:
         raise ConfigError((refused,))
 
 
-def _enable(wanted: str, enable: list[str], echo: Echo, *, changed: bool, start: bool) -> None:
+def _enable_unit(wanted: str, enable: list[str], echo: Echo, *, changed: bool, start: bool) -> None:
     """Start it. systemd can't begin to listen for a service that runs: then that is stopped for a moment."""
     is_running = _systemctl("show", UNIT, "--property=ActiveState", "--value").strip() in {"active", "reloading"}
     if is_running and start and wanted == SOCKET:
@@ -169,21 +169,21 @@ def uninstall(echo: Echo) -> None:
     if not present:
         echo("llmux is not installed as a service")
         return
-    if _reachable():
+    if _is_systemd_reachable():
         for name in present:
             _systemctl("disable", "--now", name)
             echo(f"stopped and disabled {name}")
     for name in present:
         (folder() / name).unlink()
         echo(f"removed {folder() / name}")
-    if _reachable():
+    if _is_systemd_reachable():
         _systemctl("daemon-reload")
 
 
 def status(echo: Echo) -> dict[str, str]:
     unit = folder() / UNIT
     facts = {"unit": str(unit) if unit.exists() else "not installed: llmux service install"}
-    if not _reachable():
+    if not _is_systemd_reachable():
         facts["systemd"] = "the user manager can't be reached from here"
     elif unit.exists():
         properties = ("ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "StatusText")
@@ -195,7 +195,7 @@ def status(echo: Echo) -> dict[str, str]:
     return facts
 
 
-def _write(path: Path, text: str, echo: Echo) -> bool:
+def _write_unit(path: Path, text: str, echo: Echo) -> bool:
     """Did that change it?"""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -207,7 +207,7 @@ def _write(path: Path, text: str, echo: Echo) -> bool:
     return True
 
 
-def _reachable() -> bool:
+def _is_systemd_reachable() -> bool:
     try:
         _systemctl("show-environment")
     except ServiceError:

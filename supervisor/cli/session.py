@@ -44,7 +44,7 @@ def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: E
     """
     with contextlib.ExitStack() as ends:
         with files.alone_in(state_dir):  # two commands at the same time start one daemon
-            url = None if is_daemon(usual) else _start(arguments, state_dir / LOG, ends)
+            url = None if is_daemon(usual) else _start_daemon(arguments, state_dir / LOG, ends)
         if url is not None:
             echo(
                 f"No daemon runs: started one for this chat, with its log in {state_dir / LOG}. One that stays: llmux serve"
@@ -52,7 +52,7 @@ def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: E
         yield url
 
 
-def _start(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> str:
+def _start_daemon(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> str:
     """Start it, with its log in this file; where it listens."""
     prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
     with path.open("wb") as log:

@@ -33,7 +33,7 @@ def show(*what: Words | Table, err: bool) -> None:
     """Print it. Lines are not wrapped here: the terminal wraps them, and still copies them whole."""
     console = _console(err=err)
     for one in what:
-        console.print(_rendered(one, console, "ignore"), soft_wrap=True)
+        console.print(_renderable(one, console, "ignore"), soft_wrap=True)
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
         nonlocal last, asking
         if asking:
             try:
-                last = _laid_out([[spinner, *map(_cell, frame())]], console)
+                last = _table_lines([[spinner, *map(_render_cell, frame())]], console)
             except Exception:  # noqa: BLE001  # else the thread would print a traceback
                 asking = False
         return last
@@ -75,7 +75,7 @@ def screen() -> Iterator[Callable[[Sequence[Words | Table]], None]]:
     console = _console(err=False)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with live:
-        yield lambda page: live.update(Group(*(_rendered(one, console, "ellipsis") for one in page)), refresh=True)
+        yield lambda page: live.update(Group(*(_renderable(one, console, "ellipsis") for one in page)), refresh=True)
 
 
 def _console(*, err: bool) -> Console:
@@ -85,16 +85,16 @@ def _console(*, err: bool) -> Console:
     return Console(stderr=err, force_terminal=there, color_system=None if plain else "auto")
 
 
-def _rendered(what: Words | Table, console: Console, overflow: OverflowMethod) -> RenderableType:
+def _renderable(what: Words | Table, console: Console, overflow: OverflowMethod) -> RenderableType:
     if not isinstance(what, Table):
-        text = _text(what)
+        text = _plain_text(what)
         text.no_wrap, text.overflow = True, overflow
         return text
-    rows = [[_cell(cell) for cell in row] for row in what.rows]
-    return _laid_out(rows, console, head=what.head, whole=what.whole or not console.is_terminal)
+    rows = [[_render_cell(cell) for cell in row] for row in what.rows]
+    return _table_lines(rows, console, head=what.head, whole=what.whole or not console.is_terminal)
 
 
-def _laid_out(
+def _table_lines(
     rows: Sequence[Sequence[RenderableType]], console: Console, *, head: bool = False, whole: bool = False
 ) -> SegmentLines:
     """A table as lines that may be wider than the terminal, so that a narrow one doesn't lose a column that matters."""
@@ -116,13 +116,13 @@ def _laid_out(
     return SegmentLines(lines, new_lines=True)
 
 
-def _cell(cell: Cell) -> RenderableType:
+def _render_cell(cell: Cell) -> RenderableType:
     if isinstance(cell, Bar):
         return ProgressBar(1.0, cell.share, width=BAR, complete_style=cell.style, finished_style=cell.style)
-    return _text(cell, _ONE_LINE)
+    return _plain_text(cell, _ONE_LINE)
 
 
-def _text(words: Words, instead: Mapping[int, str] | None = None) -> Text:
+def _plain_text(words: Words, instead: Mapping[int, str] | None = None) -> Text:
     parts = words if isinstance(words, list) else [words]
     styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
     return Text.assemble(*((clean(text).translate(instead or {}), style) for text, style in styled))

@@ -14,14 +14,14 @@ def story(request: Request) -> list[output.Words | output.Table]:
     """The story of a request for people, from `GET /v1/admin/requests/{id}`."""
     parts: list[output.Words | output.Table] = [_headline(request)]
     if request.wait:
-        parts.append(f"It waited {_amount(sum(part.s for part in request.wait))} for a worker:")
-        parts.append(output.Table([(_amount(part.s), part.what) for part in request.wait], head=False))
+        parts.append(f"It waited {_wait_text(sum(part.s for part in request.wait))} for a worker:")
+        parts.append(output.Table([(_wait_text(part.s), part.what) for part in request.wait], head=False))
     elif request.worker is not None:
         parts.append("A worker took it at once.")
     if request.awaits is not None:
         eta = request.awaits.eta or "nobody knows how long still"
         parts.append(f"{request.awaits.what} {eta[:1].upper()}{eta[1:]}.")
-    if (answer := _answer(request)) is not None:
+    if (answer := _answer_sentence(request)) is not None:
         parts.append(answer)
     decided: list[output.Row] = [
         (output.clock(each.at), output.text(each.model), each.kind, each.reason) for each in request.decisions
@@ -51,31 +51,31 @@ def choice(task: Task) -> list[output.Words | output.Table]:
 
 def _headline(request: Request) -> str:
     model = output.text(request.model)
-    sentence = f"{request.request_id} asked {model} at {output.clock(request.at)} ({request.path}){_demand(request)}"
-    took = _amount(request.total_ms / 1000)
+    sentence = f"{request.request_id} asked {model} at {output.clock(request.at)} ({request.path}){_tenant_and_priority(request)}"
+    took = _wait_text(request.total_ms / 1000)
     if request.state != "finished":
         return f"{sentence}; it has been {request.state} for {took}."
     error = f" ({request.error})" if request.error else ""
     return f"{sentence}; it ended with {request.status}{error} after {took}."
 
 
-def _demand(request: Request) -> str:
+def _tenant_and_priority(request: Request) -> str:
     """The tenant and the priority of a request, where they are not the usual ones."""
     about = f" for {request.tenant}" if request.tenant not in (None, request.key) else ""
     return about if request.priority == NORMAL else f"{about} with priority {request.priority}"
 
 
-def _answer(request: Request) -> str | None:
+def _answer_sentence(request: Request) -> str | None:
     if request.error_message:
         return f"Its client was told: {request.error_message}"
     if request.first_token_ms is None:
         return None
-    answer = f"The first piece of the answer came after {_amount(request.first_token_ms / 1000)}"
+    answer = f"The first piece of the answer came after {_wait_text(request.first_token_ms / 1000)}"
     if request.tokens_per_s is not None:
         answer += f"; then {request.tokens_per_s} tokens per second"
     return f"{answer}."
 
 
-def _amount(count_s: float) -> str:
+def _wait_text(count_s: float) -> str:
     """A wait, to the millisecond where that matters."""
     return f"{count_s:.3f} s" if count_s < 1 else f"{count_s:.1f} s"

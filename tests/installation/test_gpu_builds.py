@@ -159,7 +159,7 @@ class TestInstall:
         async def unreadable(_, device):
             return DeviceSample(device.id, 0, stale=True)
 
-        monkeypatch.setattr("supervisor.cli.environments.proof._sample", unreadable)
+        monkeypatch.setattr("supervisor.cli.environments.proof._sample_device", unreadable)
         assert "its memory can't be read now" in machine.install()
         assert machine.used() == (None, None)
 

@@ -27,7 +27,7 @@ class TestTerminals:
 
     def test_chat_shows_text(self, monkeypatch, capsys):
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-        screen = chat._Screen(thinking=True)
+        screen = chat._AnswerPrinter(thinking=True)
         screen.show("", f"one{ESCAPES}\ttwo\n")
         screen.end()
         assert "one]52;c;aGk=[2J31m\ttwo" in capsys.readouterr().out

@@ -116,8 +116,8 @@ class Comparison:
             "estimate_mib": result.estimate_mib,
             "measured_mib": result.measured_mib,
             "real_time_factor": round(1 / rate, 4) if rate and self.workload.unit == REAL_TIME else None,
-            "cold": _figures(result.cold) if result.cold is not None else None,
-            "rounds": [_figures(one) for one in result.rounds],
+            "cold": _round_figures(result.cold) if result.cold is not None else None,
+            "rounds": [_round_figures(one) for one in result.rounds],
             "note": next((one.note for one in result.rounds), None) if result.problem is None else None,
             "problem": str(result.problem) if result.problem is not None else None,
             "detail": list(result.problem.detail) if result.problem is not None else [],
@@ -125,7 +125,7 @@ class Comparison:
 
     def report(self) -> list[output.Table | str]:
         head = ("DEVICE", self.workload.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
-        rows = [_line(self._row(result)) for result in self.results]
+        rows = [_table_row(self._row(result)) for result in self.results]
         parts: list[output.Table | str] = [output.Table([head, *rows], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
@@ -145,14 +145,16 @@ class Comparison:
         if rate is None or result.cold is None:
             return []
         if self.workload.shows_cold:
-            cold, warm = _figures(result.cold), _figures(min(result.rounds, key=lambda one: one.seconds))
-            return [f"{device}: the first answer took {_story(cold)}; the quickest of the others {_story(warm)}."]
+            cold, warm = _round_figures(result.cold), _round_figures(min(result.rounds, key=lambda one: one.seconds))
+            return [
+                f"{device}: the first answer took {_figures_text(cold)}; the quickest of the others {_figures_text(warm)}."
+            ]
         if self.workload.unit == REAL_TIME:
             return [f"{device}: real-time factor {1 / rate:.3g}; below 1 it is faster than one listens."]
         return []
 
 
-def _figures(one: Round) -> Row:
+def _round_figures(one: Round) -> Row:
     return {
         "amount": one.amount,
         "seconds": round(one.seconds, 4),
@@ -162,7 +164,7 @@ def _figures(one: Round) -> Row:
     }
 
 
-def _story(figures: Row) -> str:
+def _figures_text(figures: Row) -> str:
     return (
         f"{figures['seconds']:.2f} s ({figures['first_ms']:.0f} ms to the first token, {figures['rate']:.1f} tokens/s)"
     )
@@ -248,7 +250,7 @@ async def _measure_devices(
     return results
 
 
-def _line(row: Row) -> output.Row:
+def _table_row(row: Row) -> output.Row:
     def figure(name: str, unit: str = "", digits: int = 0) -> str:
         value = row[name]
         return f"{value:.{digits}f}{unit}" if isinstance(value, int | float) else "-"

@@ -82,7 +82,7 @@ async def running(
         try:
             await asyncio.wait({life, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if life.done() or worker.upstream is None:
-                raise _ended(life.result(), device)
+                raise _exit_error(life.result(), device)
             log = launcher.log_path(model.id)
             ready_worker = TemporaryWorker(key, worker, worker.upstream, time.monotonic() - began, sampler, log)
             try:
@@ -90,7 +90,7 @@ async def running(
             except UpstreamError as error:
                 await asyncio.wait({life}, timeout=END_S)
                 if life.done():
-                    raise _ended(life.result(), device) from error
+                    raise _exit_error(life.result(), device) from error
                 lines = await asyncio.to_thread(tail, log, LOG_TAIL_LINES)
                 raise BenchError(f"On {device.id}: {error.message}", detail=tuple(lines)) from error
         except asyncio.CancelledError:
@@ -102,7 +102,7 @@ async def running(
             await asyncio.wait({life})
 
 
-def _ended(crash: Crash | None, device: DeviceInfo) -> BenchError:
+def _exit_error(crash: Crash | None, device: DeviceInfo) -> BenchError:
     summary = crash.operator_summary if crash is not None else "it ended"
     return BenchError(f"On {device.id}: {summary}", detail=crash.log_tail if crash is not None else ())
 

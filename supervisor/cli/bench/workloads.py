@@ -87,7 +87,7 @@ class WorkerClient:
         if answer.status != 200:
             raw = (await answer.read(4096)).decode(errors="replace")
             answer.close()
-            raise BenchError(f"{self.path} answers with {answer.status}: {_message(raw)}")
+            raise BenchError(f"{self.path} answers with {answer.status}: {_error_message(raw)}")
         return answer
 
 
@@ -108,10 +108,10 @@ def choose(route: Route, prompt: str | None, tokens: int | None, *, ocr: bool = 
     Raises BenchError where there is none, InvalidRequestError for a prompt that the model could not use.
     """
     if ocr:
-        return _reading(route, prompt, tokens or OCR_TOKENS)
+        return _ocr_workload(route, prompt, tokens or OCR_TOKENS)
     model, text = route.model, prompt or SENTENCE
     most = tokens or TOKENS
-    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_write, prompt or PROMPT, most))
+    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_complete, prompt or PROMPT, most))
     listen = Workload(REAL_TIME, "seconds of sound", ("/v1/audio/transcriptions",), _transcribe)
     speak = Workload(REAL_TIME, "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
     embed = Workload("vectors/s", "vectors", ("/v1/embeddings",), partial(_embed, text))
@@ -129,48 +129,48 @@ def choose(route: Route, prompt: str | None, tokens: int | None, *, ocr: bool = 
     raise BenchError(f"{model.id} is of type {model.config.type} and serves nothing that can be measured.")
 
 
-def _reading(route: Route, prompt: str | None, most: int) -> tuple[Workload, str]:
+def _ocr_workload(route: Route, prompt: str | None, most: int) -> tuple[Workload, str]:
     model = route.model
     if "image" not in model.adapter.capabilities(model.config).modalities:
         raise BenchError(f"{model.id} takes no pictures, so it can't read a page: --ocr is for models that see.")
     if CHAT not in {endpoint.path for endpoint in model.adapter.endpoints(model.config)}:
         raise BenchError(f"{model.id} doesn't serve {CHAT}, by which --ocr shows the page.")
-    read = partial(_read, prompt or page.PROMPT, most)
+    read = partial(_read_page, prompt or page.PROMPT, most)
     return Workload("tokens/s", "tokens", (CHAT,), read, shows_cold=True), CHAT
 
 
-async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> Round:
+async def _complete(prompt: str, most: int, client: WorkerClient, number: int) -> Round:
     text = f"({number}) {prompt}"
     fields: Json = {"messages": [{"role": "user", "content": text}]} if client.path == CHAT else {"prompt": text}
-    round_, _ = await _streamed(client, fields | {"temperature": 0}, most)
+    round_, _ = await _stream_answer(client, fields | {"temperature": 0}, most)
     return round_
 
 
-async def _read(prompt: str, most: int, client: WorkerClient, _number: int) -> Round:
+async def _read_page(prompt: str, most: int, client: WorkerClient, _number: int) -> Round:
     picture = {"type": "image_url", "image_url": {"url": page.data_url()}}
     message = {"role": "user", "content": [picture, {"type": "text", "text": prompt}]}
-    round_, text = await _streamed(client, {"messages": [message], "temperature": 0, "top_k": 1}, most)
+    round_, text = await _stream_answer(client, {"messages": [message], "temperature": 0, "top_k": 1}, most)
     found, printed = len(page.printed() & page.words(text)), len(page.printed())
     note = f"cut at {most} tokens" if round_.amount >= most else None
     found_note = f"{found} of {printed} words of the page"
     return replace(round_, note=f"{found_note}; {note}" if note else found_note, words_found=found)
 
 
-async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Round, str]:
+async def _stream_answer(client: WorkerClient, fields: Json, most: int) -> tuple[Round, str]:
     """The figures and the content. Tokens are the worker's own count, or the pieces of the answer where it reports none."""
     fields = fields | {"max_tokens": most, "stream": True, "stream_options": {"include_usage": True}}
     began = time.perf_counter()
     answer = await client.post(fields)
     first = last = 0.0
     pieces, texts, usage, timings = 0, list[str](), Json(), Json()
-    async for event in _events(answer):
+    async for event in _parse_events(answer):
         if "error" in event:
-            raise BenchError(f"{client.path} breaks off: {_message(json.dumps(event))}")
-        if _says_something(event):
+            raise BenchError(f"{client.path} breaks off: {_error_message(json.dumps(event))}")
+        if _has_answer_part(event):
             last = time.perf_counter()
             first = first or last
             pieces += 1
-            texts.append(_content(event))
+            texts.append(_answer_text(event))
         usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
     if not pieces:
         raise BenchError("The answer is empty; ask for something else with --prompt.")
@@ -187,7 +187,7 @@ async def _transcribe(client: WorkerClient, _number: int) -> Round:
     content = audio.murmur()
     began = time.perf_counter()
     answer = await client.post_file({"response_format": "json"}, "sound.wav", content)
-    heard = _parsed(await answer.read(LIMIT), client.path)
+    heard = _parse_json(await answer.read(LIMIT), client.path)
     took = time.perf_counter() - began
     note = None if heard.get("text") else "no words were heard in the generated sound: speech takes longer"
     return Round(audio.SECONDS, took, audio.SECONDS / took, note=note)
@@ -213,26 +213,26 @@ async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
 
 async def _embed(text: str, client: WorkerClient, number: int) -> Round:
     texts = [f"({number}.{at}) {text}" for at in range(BATCH)]
-    return await _batch(client, {"input": texts}, "data")
+    return await _send_batch(client, {"input": texts}, "data")
 
 
 async def _rank(query: str, client: WorkerClient, number: int) -> Round:
     documents = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
-    return await _batch(client, {"query": query, "documents": documents}, "results")
+    return await _send_batch(client, {"query": query, "documents": documents}, "results")
 
 
-async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
+async def _send_batch(client: WorkerClient, fields: Json, field: str) -> Round:
     began = time.perf_counter()
     answer = await client.post(fields)
     content = await answer.read(LIMIT)
     took = time.perf_counter() - began
-    found = _parsed(content, client.path).get(field)
+    found = _parse_json(content, client.path).get(field)
     if not isinstance(found, list) or not found:
         raise BenchError(f"{client.path} answers without {field!r}.")
     return Round(len(found), took, len(found) / took)
 
 
-async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
+async def _parse_events(answer: WorkerResponse) -> AsyncIterator[Json]:
     rest = b""
     while piece := await answer.next_chunk():
         *lines, rest = (rest + piece).split(b"\n")
@@ -244,21 +244,21 @@ async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
                     yield event
 
 
-def _says_something(event: Json) -> bool:
+def _has_answer_part(event: Json) -> bool:
     """Is there a part of the answer in it? The first event often only names the role."""
     choices = rows(event, "choices")
     delta = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
     return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
 
 
-def _content(event: Json) -> str:
+def _answer_text(event: Json) -> str:
     """The text that an event adds to the answer, without reasoning."""
     choices = rows(event, "choices")
     content = part(choices[0], "delta").get("content") or choices[0].get("text") if choices else None
     return content if isinstance(content, str) else ""
 
 
-def _parsed(content: bytes, path: str) -> Json:
+def _parse_json(content: bytes, path: str) -> Json:
     try:
         found = json.loads(content)
     except ValueError as error:
@@ -266,7 +266,7 @@ def _parsed(content: bytes, path: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def _message(body: str) -> str:
+def _error_message(body: str) -> str:
     try:
         decoded = json.loads(body)
     except ValueError:

@@ -41,13 +41,15 @@ class Conversation:
         """Send it and print the answer as it comes; what came of it stays in the conversation. Raises LlmuxError."""
         self.turns.append({"role": "user", "content": text})
         answer = ""
-        screen = _Screen(thinking=self.thinking)
+        screen = _AnswerPrinter(thinking=self.thinking)
         try:
-            with contextlib.closing(self.daemon.events(PATH, method="POST", body=self._request(stream=True))) as events:
+            with contextlib.closing(
+                self.daemon.events(PATH, method="POST", body=self._request_body(stream=True))
+            ) as events:
                 for event in events:
                     if event.data == "[DONE]":
                         continue  # to the end: who hangs up before it is logged as gone
-                    thought, reply = _delta(json.loads(event.data))
+                    thought, reply = _delta_texts(json.loads(event.data))
                     screen.show(thought, reply)
                     answer += reply
         finally:
@@ -59,9 +61,9 @@ class Conversation:
 
     def answer_json(self, text: str) -> None:
         self.turns.append({"role": "user", "content": text})
-        print_json(self.daemon.post(PATH, self._request(stream=False)))
+        print_json(self.daemon.post(PATH, self._request_body(stream=False)))
 
-    def _request(self, *, stream: bool) -> Json:
+    def _request_body(self, *, stream: bool) -> Json:
         system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []
         request: Json = {"model": self.model, "messages": [*system, *self.turns], "stream": stream}
         return request | ({"max_tokens": self.max_tokens} if self.max_tokens is not None else {})
@@ -80,10 +82,10 @@ def talk(conversation: Conversation) -> None:
         if text in {"/quit", "/exit"}:
             return
         if text:
-            _turn(conversation, text)
+            _handle_line(conversation, text)
 
 
-def _turn(conversation: Conversation, text: str) -> None:
+def _handle_line(conversation: Conversation, text: str) -> None:
     command, _, rest = text.partition(" ")
     match command:
         case "/reset":
@@ -103,31 +105,31 @@ def _turn(conversation: Conversation, text: str) -> None:
                 click.echo(f"llmux: {clean(error.message)}", err=True)
 
 
-class _Screen:
+class _AnswerPrinter:
     """Prints reasoning and answer, each to its stream. A terminal gets no control characters from a model."""
 
     def __init__(self, *, thinking: bool) -> None:
-        self._thinking = thinking
+        self._shows_thought = thinking
         self._terminal = sys.stdout.isatty()
-        self._thinks = self._wrote = False
+        self._is_in_thought = self._has_written = False
 
     def show(self, thought: str, text: str) -> None:
-        if thought and self._thinking:
-            self._thinks = True
+        if thought and self._shows_thought:
+            self._is_in_thought = True
             self._write(thought, thought=True)
         if text:
             self._end_thought()
             self._write(text)
-            self._wrote = True
+            self._has_written = True
 
     def end(self) -> None:
         self._end_thought()
-        if self._wrote:
+        if self._has_written:
             self._write("\n")
 
     def _end_thought(self) -> None:
-        if self._thinks:
-            self._thinks = False
+        if self._is_in_thought:
+            self._is_in_thought = False
             (sys.stdout if self._terminal else sys.stderr).write("\n")
 
     def _write(self, text: str, *, thought: bool = False) -> None:
@@ -140,7 +142,7 @@ class _Screen:
             stream.flush()
 
 
-def _delta(chunk: Json) -> tuple[str, str]:
+def _delta_texts(chunk: Json) -> tuple[str, str]:
     """The texts that a chunk adds to reasoning and answer. Raises LlmuxError for an error in the stream."""
     if "error" in chunk:
         raise client.error_of(client.part(chunk, "error"), 500, PATH)

@@ -132,9 +132,9 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
 @json_option
 def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
     """Print the configuration that explains every key, or the complete example NAME (home-16gb)."""
-    texts = _example(name)
+    texts = _example_files(name)
     if folder is not None:
-        paths = _write(texts, folder)
+        paths = _write_files(texts, folder)
         if as_json:
             print_json({"name": name, "written": [str(path) for path in paths]})
         else:
@@ -147,7 +147,7 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
         click.echo(f"Its other files ({', '.join(further)}) come with --to FOLDER.", err=True)
 
 
-def _example(name: str | None) -> dict[str, str]:
+def _example_files(name: str | None) -> dict[str, str]:
     """The texts of an example's files by where they belong, the configuration first. None: the one with every key."""
     if name is None:
         return {file: (EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
@@ -158,7 +158,7 @@ def _example(name: str | None) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
 
 
-def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
+def _write_files(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
     """Write them, readable for this user alone: keys will be in them.
 
     Raises InvalidRequestError where one is there already, and has written nothing then, or where it can't write.

@@ -56,7 +56,7 @@ def _row(job: JobSummary) -> output.Row:
         job.kind,
         output.text(job.model),
         output.state(job.state),
-        _share(job.progress),
+        _percentage(job.progress),
         output.duration(job.eta_s),
         output.clock(job.created_at),
         output.text(job.owner),
@@ -64,7 +64,7 @@ def _row(job: JobSummary) -> output.Row:
     )
 
 
-def _share(progress: float | None) -> str:
+def _percentage(progress: float | None) -> str:
     return "-" if progress is None else f"{progress:.0%}"
 
 
@@ -77,7 +77,7 @@ def jobs_show(job_id: str, daemon: Client, as_json: bool) -> None:
     fields = {name: getattr(job, name) for name in job.__struct_fields__ if name != "object"}
     times = {name: output.clock(fields[name]) for name in ("created_at", "started_at", "ended_at")}
     spans = {name: output.duration(fields[name]) for name in ("eta_s", "expected_s")}
-    shown = fields | times | spans | {"progress": _share(job.progress)}
+    shown = fields | times | spans | {"progress": _percentage(job.progress)}
     answer(
         job, output.Table([(name, output.text(value)) for name, value in shown.items()], head=False), as_json=as_json
     )
@@ -89,7 +89,7 @@ def jobs_show(job_id: str, daemon: Client, as_json: bool) -> None:
 def jobs_wait(job_id: str, daemon: Client, as_json: bool) -> None:
     """Wait until JOB is over. The exit code is 0 if it completed, else 1. With --json each change is an object."""
     last: Json = {}
-    with output.progress(lambda: _line(last)):
+    with output.progress(lambda: _progress_row(last)):
         for event in daemon.events(operations.FOLLOW_ANY_JOB.at(id=job_id)):
             last.update(json.loads(event.data))
             if as_json:
@@ -103,7 +103,7 @@ def jobs_wait(job_id: str, daemon: Client, as_json: bool) -> None:
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
-def _line(job: Json) -> output.Row:
+def _progress_row(job: Json) -> output.Row:
     share = job.get("progress")
     bar = output.Bar(share) if isinstance(share, int | float) else ""
     return (output.text(job.get("id")), output.text(job.get("state")), bar, output.text(job.get("message")))

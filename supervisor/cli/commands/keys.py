@@ -34,7 +34,7 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
     return config_option(command)
 
 
-def _priority(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | None:
+def _parse_priority(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | None:
     """The priority as the file has it: a word, or a number."""
     from supervisor.core.demand import priority_of  # noqa: PLC0415  # not for declaring
 
@@ -66,11 +66,11 @@ def _priority(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 )
 @click.option(
     "--priority",
-    callback=_priority,
+    callback=_parse_priority,
     help="How urgent its requests are that don't say: high, normal, low, or 0 (first) to 100. Default: normal.",
 )
 @click.option(
-    "--priority-ceiling", callback=_priority, help="None of its requests is more urgent than this. Default: 0."
+    "--priority-ceiling", callback=_parse_priority, help="None of its requests is more urgent than this. Default: 0."
 )
 @click.option("--tenant", help="For whom its requests come. Default: NAME.")
 @click.option("--for-others", is_flag=True, help="Its requests may name another tenant: for a gateway of many users.")
@@ -180,9 +180,9 @@ def _check_expiry(text: str) -> None:
         raise click.BadParameter(message, param_hint="--expires")
 
 
-_new = copy.copy(keys_add)  # its first name
-_new.name, _new.hidden = "new", True
-keys.add_command(_new)
+_former_command = copy.copy(keys_add)  # its first name
+_former_command.name, _former_command.hidden = "new", True
+keys.add_command(_former_command)
 
 
 @keys.command("list")
@@ -204,9 +204,9 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
                 ", ".join(row["scopes"]),
                 row["expires"] or "never",
                 {True: "yes", False: "no", None: "default"}[row["load_feedback"]],
-                _urgency(row),
+                _priority_text(row),
                 ("others too, else " if row["for_others"] else "") + row["tenant"],
-                _limits(row),
+                _limits_text(row),
                 output.state(row["state"]),
             )
             for row in rows
@@ -216,7 +216,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 
 
-def _urgency(row: files.Listed) -> str:
+def _priority_text(row: files.Listed) -> str:
     """The default priority, and the most urgent one."""
     from supervisor.core.demand import MOST_URGENT, NORMAL  # noqa: PLC0415  # not for declaring
 
@@ -225,7 +225,7 @@ def _urgency(row: files.Listed) -> str:
     return f"{default}" if ceiling == MOST_URGENT else f"{default}, at most {ceiling}"
 
 
-def _limits(row: files.Listed) -> str:
+def _limits_text(row: files.Listed) -> str:
     limits = (
         row["request_rate"] and f"{row['request_rate']} requests",
         row["token_rate"] and f"{row['token_rate']} tokens",
@@ -234,7 +234,7 @@ def _limits(row: files.Listed) -> str:
     return ", ".join(filter(None, limits)) or "none"
 
 
-def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def _complete_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """The names of the keys, for the shell's completion."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
 
@@ -246,7 +246,7 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 @keys.command("revoke")
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=_complete_names)
 @file_options
 @json_option
 def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool) -> None:

@@ -43,7 +43,7 @@ def lease(
     from supervisor.schema.memory import LeaseRequest  # noqa: PLC0415  # not for declaring
 
     body = LeaseRequest(vram_mib, whose, list(devices) or None, gpus, wait)
-    with output.progress(lambda: _progress(daemon, whose)):
+    with output.progress(lambda: _progress_row(daemon, whose)):
         found = daemon.call(operations.TAKE_LEASE, body)
     if as_json:
         print_json(found, indent=None, err=True)
@@ -52,7 +52,7 @@ def lease(
     sys.exit(run(daemon, found, command))
 
 
-def _progress(daemon: Client, holder: str) -> output.Row:
+def _progress_row(daemon: Client, holder: str) -> output.Row:
     try:
         leases = daemon.call(operations.LIST_LEASES, timeout_s=2.0).data
     except LlmuxError:  # the command itself reports it

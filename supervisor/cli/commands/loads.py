@@ -29,10 +29,10 @@ def loads_list(limit: int, daemon: Client, as_json: bool) -> None:
     found = daemon.call(operations.LIST_LOADS)
     found.data = found.data[:limit]
     shown = output.Table([HEAD, *map(_row, found.data)]) if found.data else "Nothing was loaded yet."
-    answer(found, shown, *_estimates(found.estimates), as_json=as_json)
+    answer(found, shown, *_estimates_text(found.estimates), as_json=as_json)
 
 
-def _estimates(estimates: LoadEstimates) -> list[output.Styled]:
+def _estimates_text(estimates: LoadEstimates) -> list[output.Styled]:
     error, seconds, count = estimates.mean_error, estimates.mean_error_s, estimates.loads
     if error is None or seconds is None:
         return []

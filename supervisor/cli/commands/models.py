@@ -30,7 +30,7 @@ def table_of(models: Sequence[ModelView], *, wide: bool = False) -> output.Table
         return "No models are configured."
     rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
     rows += [
-        (*_row(model, most_names=99 if wide else 2), *(_wide(model) if wide else ()), output.text(model.reason))
+        (*_row(model, most_names=99 if wide else 2), *(_wide_columns(model) if wide else ()), output.text(model.reason))
         for model in models
     ]
     return output.Table(rows, whole=wide)
@@ -79,7 +79,7 @@ def overrides(settings: Sequence[str]) -> Json:
     return found
 
 
-def _progress(daemon: Client, name: str) -> output.Row:
+def _progress_row(daemon: Client, name: str) -> output.Row:
     """The progress of a load: state, time so far, and a bar where the end can be estimated."""
     try:
         model = daemon.call(operations.GET_MODEL, timeout_s=2.0, name=name)
@@ -99,8 +99,8 @@ def _row(model: ModelView, most_names: int) -> output.Row:
     amounts, names = (model.memory.lease_mib, model.memory.measured_mib), model.virtual_models
     return (
         model.name,
-        _state(model),
-        _device(model),
+        _state_text(model),
+        _devices_text(model),
         " / ".join(map(output.mib, amounts)) if amounts != (None, None) else "-",
         str(model.in_flight),
         str(model.queued),
@@ -110,7 +110,7 @@ def _row(model: ModelView, most_names: int) -> output.Row:
     )
 
 
-def _device(model: ModelView) -> str:
+def _devices_text(model: ModelView) -> str:
     """The devices of a model; of several, with its part on each."""
     parts = model.memory.parts
     if len(parts) < 2:
@@ -118,13 +118,13 @@ def _device(model: ModelView) -> str:
     return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
 
 
-def _state(model: ModelView) -> output.Styled:
+def _state_text(model: ModelView) -> output.Styled:
     """The model's state, with the number of replicas in this state where there are several."""
     same = [one for one in model.replicas if one.state == model.state]
     return output.state(model.state, f"{model.state} ×{len(same)}" if len(same) > 1 else model.state)
 
 
-def _wide(model: ModelView) -> output.Row:
+def _wide_columns(model: ModelView) -> output.Row:
     worker = model.worker
     return (
         model.type,
@@ -134,13 +134,13 @@ def _wide(model: ModelView) -> output.Row:
         output.text(None if worker is None else worker.pid),
         output.text(None if worker is None else worker.port),
         output.duration(model.load_s),
-        _need(model),
+        _need_text(model),
         output.duration(model.unload_s),
         output.text(None if model.sizing is None else model.sizing.text).removeprefix("context "),
     )
 
 
-def _need(model: ModelView) -> str:
+def _need_text(model: ModelView) -> str:
     """The memory that the model's next load leases, and the source of that figure: on its device, else on the first one."""
     if model.remote:
         return "-"
@@ -149,7 +149,7 @@ def _need(model: ModelView) -> str:
     return "-" if footprint is None else f"{output.mib(footprint.mib)} {footprint.source}"
 
 
-def _last_words(daemon: Client, model: str) -> str:
+def _log_hint(daemon: Client, model: str) -> str:
     """The last lines of a worker's log; none of a worker that has not run, or has written none."""
     try:
         return (
@@ -187,12 +187,12 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
 
     body = LoadRequest(overrides(settings) or None)
     try:
-        with output.progress(lambda: _progress(daemon, model)):
+        with output.progress(lambda: _progress_row(daemon, model)):
             found = daemon.call(operations.LOAD_MODEL, body, name=model)
     except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
         raise
     except LlmuxError as error:
-        error.detail = (*error.detail, f"What happened: llmux why {model}{_last_words(daemon, model)}")
+        error.detail = (*error.detail, f"What happened: llmux why {model}{_log_hint(daemon, model)}")
         raise
     except KeyboardInterrupt:  # ends the wait, not the load
         click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
@@ -206,6 +206,6 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
 @daemon_options
 def unload(model: str, force: bool, daemon: Client, as_json: bool) -> None:
     """Unload MODEL and wait until its memory is back."""
-    with output.progress(lambda: _progress(daemon, model)):
+    with output.progress(lambda: _progress_row(daemon, model)):
         found = daemon.call(operations.UNLOAD_MODEL, query={"force": force or None}, name=model)
     answer(found, table_of([found]), as_json=as_json)

@@ -38,7 +38,7 @@ def pull(
 
     new = [] if watched or verify else [model for model in dict.fromkeys(models) if _is_new(model, config)]
     if new and len(models) == 1:
-        _enter(new[0], config, dry_run=dry_run, as_json=as_json)
+        _add_model(new[0], config, dry_run=dry_run, as_json=as_json)
         return
     names = [model for model in models if model not in new]
     failed = False
@@ -49,12 +49,12 @@ def pull(
             pulling.named(configuration.required(config).read(check_files=False), names)
         for model in new:
             try:
-                _enter(model, config, dry_run=dry_run)
+                _add_model(model, config, dry_run=dry_run)
             except LlmuxError as error:
                 failed = True
                 click.echo(output.clean("\n  ".join((f"{model}: {error.message}", *error.detail))), err=True)
             else:
-                names += [] if dry_run else [_name(model, config)]
+                names += [] if dry_run else [_configured_name(model, config)]
         if not names:
             sys.exit(ExitCode.FAILED if failed else ExitCode.DONE)
     if watched:
@@ -76,7 +76,7 @@ def pull(
         sys.exit(ExitCode.FAILED)
 
 
-def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = False) -> None:
+def _add_model(model: str, config: Path | None, *, dry_run: bool, as_json: bool = False) -> None:
     """Add a model, as `llmux add` does. Raises LlmuxError."""
     options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
     named = ("--config", str(config)) if config is not None else ()
@@ -84,7 +84,7 @@ def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = Fa
         add.invoke(adds)
 
 
-def _name(model: str, config: Path | None) -> str:
+def _configured_name(model: str, config: Path | None) -> str:
     """The configured name of a model of the hub."""
     from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 

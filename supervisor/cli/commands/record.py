@@ -56,7 +56,7 @@ def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
 
     first, last, decisions = None, 0.0, deque[dict[str, object]](maxlen=LAST_DECISIONS)
     one: recording.Replayed | None = None
-    for one in recording.replay(_lines(file)):
+    for one in recording.replay(_read_lines(file)):
         first = one.at if first is None else first
         last = one.at - first
         if not one.is_same:
@@ -72,7 +72,7 @@ def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
     return one.number if one is not None else 0, last, list(decisions)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
+def _read_lines(file: Path) -> Iterator[bytes]:
     try:
         with file.open("rb") as lines:
             while line := lines.readline(LONGEST_LINE):

@@ -79,10 +79,10 @@ def run(
     text = question(prompt, as_json=as_json)
     if known is None:
         place.check_writable()
-        known, place = _add(place, model, name)
+        known, place = _add_from_hub(place, model, name)
     elif not is_served:
         model_entries.print_device_note(place.catalog, known, _echo)
-    with _daemon(place, known, url, key) as daemon:
+    with _serving_daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 
 
@@ -144,21 +144,21 @@ def add(
     if known is None:
         if not dry_run:
             place.check_writable()
-        found = _offer(place, model)
+        found = _show_offer(place, model)
         if dry_run:
-            known = model_entries.free_name(place.catalog, _reference(model), found.taken, name)
+            known = model_entries.free_name(place.catalog, _parse_reference(model), found.taken, name)
             new = {known: dict(found.taken.entry)}
         else:
-            known, place = _add(place, model, name, found, pulling.show_amount if watched else None)
+            known, place = _add_from_hub(place, model, name, found, pulling.show_amount if watched else None)
     elif not names:
         _echo(f"{model} is configured already, as {known}.")
-    daemon = _client(place, url, key)
-    runs = not (dry_run or watched) and _reload(place, daemon, removed=False)
+    daemon = _client_of(place, url, key)
+    runs = not (dry_run or watched) and _reload_daemon(place, daemon, removed=False)
     reloaded = runs and daemon.serves(known)
     if runs and not reloaded:
         _echo(f"The daemon at {daemon.url} does not serve {known}: it runs with another configuration.")
     if as_json or watched:
-        variants = found.rows(_reference(model)) if found is not None else []
+        variants = found.rows(_parse_reference(model)) if found is not None else []
         result = {
             "name": known,
             "names": names or [known],
@@ -201,7 +201,7 @@ def remove(
         click.confirm(f"Delete {counted(len(deleted), 'file')}?\n  {deleted_files}\n", abort=True, err=True)
     model_entries.remove(place, model)
     _echo(f"{model}: taken out of {place.path}")
-    reloaded = _reload(place, _client(place, url, key), removed=True)
+    reloaded = _reload_daemon(place, _client_of(place, url, key), removed=True)
     if deleted:
         pulled_files.delete(folder, deleted, place.catalog.server.models_dir)
         _echo(f"{model}: deleted {counted(len(deleted), 'file')} in {folder}")
@@ -230,11 +230,11 @@ def _configured_name(place: Target, model: str) -> str | None:
     return model_entries.configured(place.catalog, wanted)
 
 
-def _offer(place: Target, model: str) -> Offer:
+def _show_offer(place: Target, model: str) -> Offer:
     """The hub's variants of the model, also printed as a table. On stderr: stdout is for an answer, or for JSON."""
     from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
-    wanted = _reference(model)
+    wanted = _parse_reference(model)
     if wanted.name is not None:
         _echo(f"{model} is {wanted.repo} on the model hub.")
     found = model_entries.offer(place.catalog, wanted)
@@ -244,18 +244,18 @@ def _offer(place: Target, model: str) -> Offer:
     return found
 
 
-def _add(
+def _add_from_hub(
     place: Target, model: str, name: str | None, found: Offer | None = None, show_amount: ShowAmount | None = None
 ) -> tuple[str, Target]:
     """Add a model of the hub. Its name, and the configuration as it is then."""
     from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
-    found = found or _offer(place, model)
-    known = model_entries.add(place, _reference(model), found, name, _echo, show_amount)
+    found = found or _show_offer(place, model)
+    known = model_entries.add(place, _parse_reference(model), found, name, _echo, show_amount)
     return known, model_entries.target(place.path)
 
 
-def _reference(model: str) -> Reference:
+def _parse_reference(model: str) -> Reference:
     from supervisor.cli.models import hub_models  # noqa: PLC0415  # not for declaring
 
     found = hub_models.reference(model)
@@ -263,7 +263,7 @@ def _reference(model: str) -> Reference:
     return found
 
 
-def _client(place: Target, url: str | None, key: str | None) -> Client:
+def _client_of(place: Target, url: str | None, key: str | None) -> Client:
     server = place.catalog.server
     return Client(url or url_of(server.host, server.port), key)
 
@@ -272,13 +272,13 @@ def _is_served(place: Target, model: str, url: str | None, key: str | None) -> b
     """Does a running daemon serve a model by this name, even if the configuration here has none?"""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
-    daemon = _client(place, url, key)
+    daemon = _client_of(place, url, key)
     with contextlib.suppress(LlmuxError):  # such as a key that it wants
         return session.is_daemon(daemon) and daemon.serves(model)
     return False
 
 
-def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
+def _reload_daemon(place: Target, daemon: Client, *, removed: bool) -> bool:
     """Let a running daemon read its configuration again; False: none runs. `removed`: it may be the last model."""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
@@ -292,7 +292,7 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
     return True
 
 
-def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
+def _attach_log_lines(error: LlmuxError, daemon: Client, model: str) -> None:
     """Add the last lines of a failed worker's log to the error: once this daemon is gone, they can't be had any more."""
     if error.code == "model_failed" and not error.detail:
         with contextlib.suppress(LlmuxError):
@@ -301,11 +301,11 @@ def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
 
 
 @contextlib.contextmanager
-def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
+def _serving_daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
     """A daemon that serves this model: the running one, else one for as long as the block lasts."""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
-    daemon = _client(place, url, key)
+    daemon = _client_of(place, url, key)
     if url is None and not session.is_daemon(daemon):
         with session.own_daemon(daemon, place.arguments, place.catalog.server.state_dir, _echo) as own:
             if own is not None:
@@ -313,11 +313,11 @@ def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Itera
                 try:
                     yield started
                 except LlmuxError as error:
-                    _add_last_words(error, started, place.catalog.resolve(name).model.id)
+                    _attach_log_lines(error, started, place.catalog.resolve(name).model.id)
                     raise
                 return
     if not daemon.serves(name):
-        _reload(place, daemon, removed=False)
+        _reload_daemon(place, daemon, removed=False)
         if not daemon.serves(name):
             raise NotFoundError(
                 f"The daemon at {daemon.url} does not serve {name}: it runs with another configuration than {place.path}. "

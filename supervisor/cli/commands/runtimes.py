@@ -33,7 +33,7 @@ build_option = click.option(
 )
 
 
-def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def _complete_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """The names of runtimes that can have an environment, for the shell's completion; to remove one, those that are installed."""
     from supervisor.cli.environments import environments  # noqa: PLC0415  # not for declaring
 
@@ -48,7 +48,7 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 @runtimes.command("install")
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=_complete_names)
 @click.option(
     "--accelerator",
     "--device",
@@ -91,7 +91,7 @@ def runtimes_install(
 
     folder = environments.resolve(runtimes_dir)
     echo = functools.partial(click.echo, err=as_json)
-    wanted = packages.Wanted(build, kind, files, _agreed(yes))
+    wanted = packages.Wanted(build, kind, files, _confirmation(yes))
     environments.install(name, folder, echo, device=device, python=python, wanted=wanted)
     if (note := environments.still_used(name, folder)) is not None:
         click.echo(note, err=True)
@@ -99,20 +99,20 @@ def runtimes_install(
         print_json(environments.row(name, folder))
 
 
-def _agreed(yes: bool) -> Callable[[str], bool]:
-    return _yes if yes else _ask
+def _confirmation(yes: bool) -> Callable[[str], bool]:
+    return _confirm_always if yes else _ask_person
 
 
-def _yes(_question: str) -> bool:
+def _confirm_always(_question: str) -> bool:
     return True
 
 
-def _ask(question: str) -> bool:
+def _ask_person(question: str) -> bool:
     return sys.stdin.isatty() and click.confirm(question, err=True)
 
 
 @runtimes.command("update")
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=_complete_names)
 @build_option
 @runtimes_dir_option
 @json_option
@@ -139,7 +139,7 @@ def runtimes_list(check: bool, runtimes_dir: Path | None, as_json: bool) -> None
 
 
 @runtimes.command("remove")
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=_complete_names)
 @click.option("--build", help="Only this build, such as b11146.")
 @runtimes_dir_option
 @json_option

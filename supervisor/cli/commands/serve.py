@@ -34,7 +34,7 @@ def serve(config: Path | None, demo: bool, takeover: bool, flags: Flags, as_json
     """
     if demo and config is not None:
         raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
-    _run(config, flags, demo=demo, takeover=takeover, as_json=as_json)
+    _start_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
 
 
 @click.command()
@@ -43,11 +43,11 @@ def serve(config: Path | None, demo: bool, takeover: bool, flags: Flags, as_json
 @json_option
 def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
     """Serve tiny scripted models to see how everything works; the same as serve --demo."""
-    _run(None, flags, demo=True, takeover=takeover, as_json=as_json)
+    _start_daemon(None, flags, demo=True, takeover=takeover, as_json=as_json)
 
 
-def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
-    signal.signal(signal.SIGTERM, _end)
+def _start_daemon(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
+    signal.signal(signal.SIGTERM, _exit_at_sigterm)
     gc.disable()  # what a start makes stays: looking through it takes a sixth of the start
     from supervisor.host.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
@@ -57,7 +57,7 @@ def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_js
     run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
 
 
-def _end(*_: object) -> None:
+def _exit_at_sigterm(*_: object) -> None:
     """SIGTERM before the daemon runs: nothing is to be stopped yet."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not become the exit code
     sys.exit(ExitCode.DONE)

@@ -37,14 +37,14 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
     """Write the user unit, enable it and start it; print each step."""
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
-    listen = _address(address) if address is not None else None
+    listen = _parse_address(address) if address is not None else None
     _print_steps(
         as_json,
         lambda echo: systemd.install(echo, config=config, linger=linger, start=not no_start, address=listen),
     )
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     """An address that systemd can listen on: it looks up no names."""
     host, _, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")

@@ -61,7 +61,9 @@ def token_sign(
     path = key_file or KEY_FILE
     try:
         key = read_key(path)
-        found = op_tokens.begin(operation, _fields(assignments), signers) if operation else op_tokens.opened(begun)
+        found = (
+            op_tokens.begin(operation, _parse_fields(assignments), signers) if operation else op_tokens.opened(begun)
+        )
         signed = op_tokens.signed(found, key, own)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{error.strerror}: {path}" if isinstance(error, OSError) else str(error)) from error
@@ -71,7 +73,7 @@ def token_sign(
         click.echo(op_tokens.packed(signed))
 
 
-def _fields(assignments: Sequence[str]) -> dict[str, Any]:
+def _parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
     """Values are JSON where they can be read so, else text."""
     fields = {}
     for each in assignments:

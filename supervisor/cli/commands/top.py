@@ -48,14 +48,14 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
         output.show(*page(look(daemon), daemon.url))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the terminal as Ctrl-C does
-    with contextlib.suppress(KeyboardInterrupt), output.screen() as paint, _keys():
+    with contextlib.suppress(KeyboardInterrupt), output.screen() as paint, _unbuffered_keys():
         while True:
             try:
                 shown = page(look(daemon), daemon.url)
             except UnreachableError as error:  # it may come back
                 shown = [error.message]
             paint([*shown, "", output.dim("q: quit")])
-            if _quits_within(interval):
+            if _is_quit_pressed(interval):
                 return
 
 
@@ -86,7 +86,7 @@ def page(seen: Overview, url: str) -> Page:
     counts = f"{loaded} of {len(found)} models loaded, {running} requests running, {len(requests) - running} queued"
     shown: Page = [[(title, "bold"), f"  {counts}"], ""]
     if devices:
-        shown.append(output.Table([_device(device) for device in devices], head=False))
+        shown.append(output.Table([_device_row(device) for device in devices], head=False))
         for device in devices:
             if device.blocked:
                 word = "quarantined" if device.quarantined else "blocked"
@@ -95,13 +95,13 @@ def page(seen: Overview, url: str) -> Page:
     shown.append(models.table_of(found))
     shown += models.leases_of(seen.leases)
     if requests:
-        shown += ["", _requests(requests)]
+        shown += ["", _requests_table(requests)]
         if len(requests) > REQUESTS:
             shown.append(f"… and {len(requests) - REQUESTS} more")
     return shown
 
 
-def _device(device: Device) -> output.Row:
+def _device_row(device: Device) -> output.Row:
     total, free = device.total_mib, device.free_mib
     share = 1 - free / total if total and free is not None else 0.0
     used = f"{output.mib(total - (free or 0))} of {output.mib(total)} used"
@@ -115,7 +115,7 @@ def _device(device: Device) -> output.Row:
     )
 
 
-def _requests(requests: list[ActiveRequest]) -> output.Table:
+def _requests_table(requests: list[ActiveRequest]) -> output.Table:
     head = ("REQUEST", "STATE", "AGE", "SENT", "CLIENT", "PRIORITY", "MODEL", "PATH")
     rows = [
         (
@@ -134,7 +134,7 @@ def _requests(requests: list[ActiveRequest]) -> output.Table:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[None]:
+def _unbuffered_keys() -> Iterator[None]:
     """Keys are read one by one and not echoed; restored when the block ends."""
     before = termios.tcgetattr(sys.stdin)
     try:
@@ -144,6 +144,6 @@ def _keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _quits_within(seconds: float) -> bool:
+def _is_quit_pressed(seconds: float) -> bool:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(ready) and os.read(sys.stdin.fileno(), 1) in {b"q", b"Q", b""}

@@ -41,7 +41,7 @@ def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) ->
         click.echo(f"{model} has written nothing; {remedy}", err=True)
 
 
-def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def _complete_kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Completions of the last of the kinds between commas, for the shell; none of them twice."""
     before, comma, last = incomplete.rpartition(",")
     there = before.split(",")
@@ -49,7 +49,7 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 
 
 @click.command()
-@click.option("--types", metavar="KIND,KIND", shell_complete=_kinds, help=f"Only these: {', '.join(KINDS)}.")
+@click.option("--types", metavar="KIND,KIND", shell_complete=_complete_kinds, help=f"Only these: {', '.join(KINDS)}.")
 @daemon_options
 def events(types: str | None, daemon: Client, as_json: bool) -> None:
     """Print events as they happen, until Ctrl-C. With --json each line is an object."""
@@ -126,7 +126,7 @@ def _event_text(kind: str, data: Json) -> list[str | output.Styled]:
             ]
             return [", ".join(free)]
         case "request":
-            return [_request(data)]
+            return [_request_text(data)]
         case "load":
             state, progress = str(data.get("state")), data.get("progress")
             done = f"  {progress:.0%}" if state == "loading" and isinstance(progress, int | float) else ""
@@ -140,7 +140,7 @@ def _event_text(kind: str, data: Json) -> list[str | output.Styled]:
             return [json.dumps(data, ensure_ascii=False)]
 
 
-def _request(data: Json) -> str:
+def _request_text(data: Json) -> str:
     start = f"{output.text(data.get('model'))}: {data.get('path')} {data.get('state')}"
     if data.get("state") != "finished":
         return f"{start}  {data.get('request_id')}"

@@ -44,50 +44,50 @@ def write(path: Path, keys: Mapping[str, Scalar | Sequence[Scalar]], tensors: Ma
     """Write a file in one go, replacing an old one when it is whole. Raises OSError."""
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
     for name, value in keys.items():
-        head += _string(name) + _typed(value)
+        head += _encode_string(name) + _encode_value(value)
     offset = 0
     for name, tensor in tensors.items():
-        head += _string(name) + struct.pack("<I", len(tensor.shape))
+        head += _encode_string(name) + struct.pack("<I", len(tensor.shape))
         head += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))  # GGUF counts the fastest axis first
         head += struct.pack("<IQ", _F32, offset)
-        offset += _padded(tensor.size_bytes)
+        offset += _padded_size(tensor.size_bytes)
     with replacing(path) as fresh, fresh.open("wb") as file:
         file.write(head)
-        start = _padded(len(head))
+        start = _padded_size(len(head))
         for tensor in tensors.values():
             if tensor.values is not None:
                 assert len(tensor.values) == math.prod(tensor.shape)
                 file.seek(start)
                 tensor.values.tofile(file)
-            start += _padded(tensor.size_bytes)
+            start += _padded_size(tensor.size_bytes)
         file.truncate(start)
 
 
-def _padded(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _string(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
 
 
-def _typed(value: Scalar | Sequence[Scalar]) -> bytes:
+def _encode_value(value: Scalar | Sequence[Scalar]) -> bytes:
     if isinstance(value, Scalar):
-        kind, data = _scalar(value)
+        kind, data = _encode_scalar(value)
         return struct.pack("<I", kind) + data
-    items = [_scalar(item) for item in value]
+    items = [_encode_scalar(item) for item in value]
     kind = items[0][0]
     if kind == _UINT32:  # lists of numbers are signed in the files of others
         kind = _INT32
     return struct.pack("<IIQ", _ARRAY, kind, len(items)) + b"".join(data for _, data in items)
 
 
-def _scalar(value: Scalar) -> tuple[int, bytes]:
+def _encode_scalar(value: Scalar) -> tuple[int, bytes]:
     if isinstance(value, bool):
         return _BOOL, struct.pack("<?", value)
     if isinstance(value, int):
         return _UINT32, struct.pack("<I", value)
     if isinstance(value, float):
         return _FLOAT32, struct.pack("<f", value)
-    return _STRING, _string(value)
+    return _STRING, _encode_string(value)

@@ -105,22 +105,22 @@ def _byte_alphabet() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def _spelt(text: str) -> str:
+def _byte_level_text(text: str) -> str:
     alphabet = _byte_alphabet()
     return "".join(alphabet[byte] for byte in text.encode())
 
 
-def _words(text: str) -> list[str]:
+def _word_tokens(text: str) -> list[str]:
     """One token for each word, the blank before it included."""
-    return [_spelt(word if i == 0 else " " + word) for i, word in enumerate(text.split())]
+    return [_byte_level_text(word if i == 0 else " " + word) for i, word in enumerate(text.split())]
 
 
 def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[str]]]:
     """Tokens, their types, their merges, and the scripts as chains of tokens."""
-    call = _spelt("\n" + json.dumps(tiny.tool_call) + "\n")
+    call = _byte_level_text("\n" + json.dumps(tiny.tool_call) + "\n")
     # a token follows the one before it wherever it stands, so no token may be in two places of the scripts
-    answer = [_NEWLINE * 2, *_words(tiny.answer), "<|im_end|>"]
-    think = [_NEWLINE, "<think>", *_words(tiny.thought), "</think>", _NEWLINE * 2]
+    answer = [_NEWLINE * 2, *_word_tokens(tiny.answer), "<|im_end|>"]
+    think = [_NEWLINE, "<think>", *_word_tokens(tiny.thought), "</think>", _NEWLINE * 2]
     chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
     tokens = dict.fromkeys(_byte_alphabet())
     control = (*CONTROL, *(INSERTING if tiny.inserts else ()))

@@ -154,7 +154,7 @@ def _install(
             filter(None, map(_RESOLVED.match, lines)), None
         )  # the first counts the locks; torch may come later
         wanted = int(resolved[1]) if resolved is not None else locked
-        there = min(wanted, _packages_there(name, runtimes_dir))
+        there = min(wanted, _count_packages(name, runtimes_dir))
         elapsed = output.duration(time.monotonic() - began)
         return (name, output.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
@@ -241,8 +241,8 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
     """The installed versions of the packages that the runtime names itself; those interest a person."""
     pinned_names: set[str] = set()
     for source in recipe.lock.parent.glob("requirements*.in"):
-        pinned_names |= {_normalised(package) for package in pinned(source)}
-    return [package for package in environment.packages if _normalised(package.partition("==")[0]) in pinned_names]
+        pinned_names |= {_normalised_name(package) for package in pinned(source)}
+    return [package for package in environment.packages if _normalised_name(package.partition("==")[0]) in pinned_names]
 
 
 def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
@@ -261,7 +261,8 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
                 output.text(found.get("python")),
                 output.text(found.get("kind") or found.get("device")),
                 *(["-" if imports is None else "yes" if imports else "no"] if checked else []),
-                ", ".join([*_builds(found), *(listed_versions if isinstance(listed_versions, list) else ())]) or "-",
+                ", ".join([*_build_names(found), *(listed_versions if isinstance(listed_versions, list) else ())])
+                or "-",
             )
         )
     notes = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
@@ -270,20 +271,20 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
     return [output.Table(lines), *notes]
 
 
-def _builds(found: Row) -> list[str]:
+def _build_names(found: Row) -> list[str]:
     """The build that is used, and those beside it."""
     used, there = found.get("build"), found.get("builds")
     others = [build for build in there if build != used] if isinstance(there, list) else []
     return [*([str(used)] if used else []), *(f"({build})" for build in others)]
 
 
-def _packages_there(name: str, runtimes_dir: Path) -> int:
+def _count_packages(name: str, runtimes_dir: Path) -> int:
     builds = runtimes_dir / env_lease.STORE / name
     counts = [sum(1 for _ in folder.glob("*.dist-info")) for folder in builds.glob("*/lib/python*/site-packages")]
     return max(counts, default=0)
 
 
-def _normalised(name: str) -> str:
+def _normalised_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -98,12 +98,12 @@ def _local_package(recipe: Recipe, known: Releases, wanted: Wanted, machine: Mac
         )
     by_name = {path.name: path for path in wanted.files}
     for path in wanted.files:
-        _checked(path, known, wanted)
+        _check_archive(path, known, wanted)
     libraries = by_name.get(names[1] or "")
     return Package(build, kind, lambda: program, (lambda: libraries) if libraries is not None else None)
 
 
-def _checked(path: Path, known: Releases, wanted: Wanted) -> None:
+def _check_archive(path: Path, known: Releases, wanted: Wanted) -> None:
     """Raises InstallError unless it is the release's file of that name, or a person has agreed to an unknown one."""
     if not path.is_file():
         raise InvalidRequestError(f"{path}: there is no such file.", param="--from")

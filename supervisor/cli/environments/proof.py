@@ -75,7 +75,7 @@ def prove(environment: Path, echo: Echo) -> Proven:
     """Find the GPUs on which the program computes. Blocks, up to ten minutes. Raises InstallError if there are none."""
     made = installed.program(environment)
     assert made is not None
-    names = _listed(environment / "bin" / "llama-server", made)
+    names = _list_gpus(environment / "bin" / "llama-server", made)
     if not names:
         raise InstallError("it shows no GPU that it could compute on")
     proof = _Proof(environment, echo)
@@ -115,7 +115,7 @@ def _device_candidates(
         yield from ((f"{PREFIX[made.device or '']}0", gpu) for gpu in gpus if gpu.kind.name == made.device)
 
 
-def _listed(program: Path, made: installed.Program) -> dict[str, str]:
+def _list_gpus(program: Path, made: installed.Program) -> dict[str, str]:
     """The program's names of its GPUs, with their titles."""
     try:
         done = subprocess.run(
@@ -138,7 +138,7 @@ def _listed(program: Path, made: installed.Program) -> dict[str, str]:
     return {name: title for name, title in _LISTED.findall(done.stdout) if name.startswith(prefix)}
 
 
-async def _sample(sampler: MemorySampler, device: DeviceInfo) -> DeviceSample:
+async def _sample_device(sampler: MemorySampler, device: DeviceInfo) -> DeviceSample:
     return next(sample for sample in (await sampler.sample({})).devices if sample.id == device.id)
 
 
@@ -153,7 +153,7 @@ class _Proof:
 
     def check_room(self, gpu: DeviceInfo) -> None:
         """Raises BenchError."""
-        seen = asyncio.run(_sample(self._gpus.sampler, gpu))
+        seen = asyncio.run(_sample_device(self._gpus.sampler, gpu))
         if seen.stale:
             raise BenchError("its memory can't be read now")
         if seen.free_mib < ROOM_MIB:
@@ -191,9 +191,9 @@ class _Proof:
         self, sampler: MemorySampler, device: DeviceInfo, name: str, variables: Mapping[str, str]
     ) -> _Answer:
         with tempfile.TemporaryDirectory(prefix="llmux-proof-") as folder:
-            catalog = await asyncio.to_thread(self._catalog, Path(folder), name, variables)
+            catalog = await asyncio.to_thread(self._tiny_catalog, Path(folder), name, variables)
             progress = asyncio.create_task(self._report_progress(name))
-            before_mib = (await _sample(sampler, device)).free_mib
+            before_mib = (await _sample_device(sampler, device)).free_mib
             try:
                 async with temporary_worker.running(catalog.models[MODEL], device, catalog, sampler) as worker:
                     head = [(b"content-type", b"application/json")]
@@ -203,7 +203,7 @@ class _Proof:
                     if response.status != HTTPStatus.OK:
                         raise BenchError(f"it answers with {response.status}: {answer[:200]}")
                     await worker.measure()
-                    fall_mib = max(0, before_mib - (await _sample(sampler, device)).free_mib)
+                    fall_mib = max(0, before_mib - (await _sample_device(sampler, device)).free_mib)
                     log = await asyncio.to_thread(worker.log.read_text, errors="replace")
             finally:
                 progress.cancel()
@@ -211,7 +211,7 @@ class _Proof:
         used_mib = fall_mib if worker.measured_mib is None else worker.measured_mib  # not every driver lists processes
         return _Answer(json.loads(answer)["content"], used[0] if used else None, used_mib)
 
-    def _catalog(self, folder: Path, name: str, variables: Mapping[str, str]) -> Catalog:
+    def _tiny_catalog(self, folder: Path, name: str, variables: Mapping[str, str]) -> Catalog:
         """A configuration of the tiny model alone. Of Vulkan, which shows every GPU, it names the device."""
         tiny.write(folder / "proof.gguf", MODELS[0])
         runtimes = folder / "runtimes"

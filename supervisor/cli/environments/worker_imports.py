@@ -28,7 +28,7 @@ def imports(folder: Path) -> set[str]:
         if path in seen:
             continue
         seen.add(path)
-        for name in _named(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in _imported_names(ast.parse(path.read_text(encoding="utf-8"))):
             top, *inner = name.split(".")
             if top == "runtimes":
                 module = RUNTIMES.joinpath(*inner)
@@ -38,7 +38,7 @@ def imports(folder: Path) -> set[str]:
     return found
 
 
-def _named(node: ast.AST) -> Iterator[str]:
+def _imported_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -47,4 +47,4 @@ def _named(node: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif not isinstance(node, ast.Try) and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
         for child in ast.iter_child_nodes(node):
-            yield from _named(child)
+            yield from _imported_names(child)

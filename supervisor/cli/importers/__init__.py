@@ -44,7 +44,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         form = "llm-pool"
     if not paths and form != "llm-pool":
         raise click.UsageError("Name the file to import.")
-    form = form or _form(paths[0])
+    form = form or _detect_format(paths[0])
     if form == "llm-pool" and len(paths) < 2:
         paths = _settings_files(*paths)
     elif len(paths) > _MOST_FILES.get(form, 1):
@@ -63,7 +63,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         raise InvalidRequestError(f"{', '.join(there)} is there already: name another file with -o, or move it away.")
     names = " and ".join(path.name for path in paths)
     text = draft.text((f"Imported from {names} ({form}) by llmux config import.",))
-    _check(text)
+    _validate_text(text)
     if out is not None:
         files.create(out, text)
         if keys is not None:
@@ -99,8 +99,8 @@ def _settings_files(settings: Path | None = None) -> list[Path]:
 
     Raises ConfigError when one that a variable names isn't there.
     """
-    settings = settings or _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS
-    local = _named_by(LOCAL_VARIABLE) or settings.with_name("local.json")
+    settings = settings or _path_in_variable(SETTINGS_VARIABLE) or DEFAULT_SETTINGS
+    local = _path_in_variable(LOCAL_VARIABLE) or settings.with_name("local.json")
     return [settings] if local == settings or not local.is_file() else [settings, local]
 
 
@@ -109,13 +109,13 @@ def llm_pool_files() -> list[Path]:
 
     Raises ConfigError when one that is named isn't there.
     """
-    settings, local = _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS, _named_by(LOCAL_VARIABLE)
+    settings, local = _path_in_variable(SETTINGS_VARIABLE) or DEFAULT_SETTINGS, _path_in_variable(LOCAL_VARIABLE)
     if not settings.is_file():
         raise ConfigError((f"{LOCAL_VARIABLE} goes over {settings}, and there is no such file",))
     return [settings.absolute(), (local or settings.with_name("local.json")).absolute()]
 
 
-def _named_by(variable: str) -> Path | None:
+def _path_in_variable(variable: str) -> Path | None:
     path = Path(os.environ[variable]) if os.environ.get(variable) else None
     if path is not None and not path.is_file():
         raise ConfigError((f"{variable}: {path}: there is no such file",))
@@ -130,20 +130,20 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
     path = paths[0]
     match form:
         case "llama-swap":
-            convert = partial(llama_swap.convert, _yaml(path), os.environ)
+            convert = partial(llama_swap.convert, _read_yaml(path), os.environ)
         case "llama.cpp":
-            convert = partial(presets.convert, _text(path))
+            convert = partial(presets.convert, _read_text(path))
         case "first-llmux":
             beside = path.with_name(first_llmux.KEYS_FILE)
             keys = paths[1] if len(paths) > 1 else beside if beside.is_file() else None
             found = first_llmux.models_folder(path.parent)
-            convert = partial(first_llmux.convert, _yaml(path), {} if keys is None else _yaml(keys), found)
+            convert = partial(first_llmux.convert, _read_yaml(path), {} if keys is None else _read_yaml(keys), found)
         case "model-boss":
             beside = path.with_name(model_boss.TASKS_FILE)
             tasks = paths[1] if len(paths) > 1 else beside if beside.is_file() else None
-            convert = partial(model_boss.convert, _yaml(path), {} if tasks is None else _yaml(tasks))
+            convert = partial(model_boss.convert, _read_yaml(path), {} if tasks is None else _read_yaml(tasks))
         case _:
-            convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_json, paths)))
+            convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_read_json, paths)))
     try:
         draft = convert()
     except ConfigError as error:
@@ -156,11 +156,11 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
 def _switch_off_unusable(draft: Draft, folder: Path) -> None:
     """Switch off those models at rest that can't be used as they are: on this machine they weren't, either."""
     for name in list(draft.at_rest):
-        if name in draft.models and (why := _unusable(name, draft.models[name], folder)) is not None:
+        if name in draft.models and (why := _first_trouble(name, draft.models[name], folder)) is not None:
             draft.switch_off(name, why)
 
 
-def _unusable(name: str, values: Values, folder: Path) -> str | None:
+def _first_trouble(name: str, values: Values, folder: Path) -> str | None:
     """The first thing that is wrong with a model, its files included, in a file in `folder`; None: nothing is."""
     root = tree_of({"models": {name: values}}, Place(Source(Layer.FILE, "imported", folder)))
     assert isinstance(root, Table)
@@ -175,18 +175,18 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
         return f"{key}: {problem.message}" if key else problem.message
 
 
-def _form(path: Path) -> str:
+def _detect_format(path: Path) -> str:
     """The format, by the file's suffix, and by the sections of a YAML file."""
     form = _SUFFIXES.get(path.suffix.lower())
     if form is not None:
         return form
-    root = _yaml(path)
+    root = _read_yaml(path)
     return (
         "first-llmux" if "physical_models" in root else "model-boss" if model_boss.is_manifest(root) else "llama-swap"
     )
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -195,8 +195,8 @@ def _text(path: Path) -> str:
         raise ConfigError((f"{path}: can't be read: {error}",)) from error
 
 
-def _yaml(path: Path) -> Mapping[str, JsonValue]:
-    root, problems = parse(_text(path), Source(Layer.FILE, str(path), path.parent))
+def _read_yaml(path: Path) -> Mapping[str, JsonValue]:
+    root, problems = parse(_read_text(path), Source(Layer.FILE, str(path), path.parent))
     if problems or not isinstance(root, Table):
         raise config_error(problems) if problems else ConfigError((f"{path}: expected a mapping",))
     value = plain(root)
@@ -204,9 +204,9 @@ def _yaml(path: Path) -> Mapping[str, JsonValue]:
     return value
 
 
-def _json(path: Path) -> Mapping[str, JsonValue]:
+def _read_json(path: Path) -> Mapping[str, JsonValue]:
     try:
-        value = json.loads(_text(path))
+        value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError((f"{path}: no valid JSON: {error}",)) from error
     if not isinstance(value, dict):
@@ -214,7 +214,7 @@ def _json(path: Path) -> Mapping[str, JsonValue]:
     return value
 
 
-def _check(text: str) -> None:
+def _validate_text(text: str) -> None:
     """Read the written file, without the files that it names. Raises ConfigError."""
     root, problems = parse(text, Source(Layer.FILE, "imported", Path.cwd()))
     if not isinstance(root, Table):

@@ -52,10 +52,10 @@ class Draft:
     keys: list[Values] = field(default_factory=list)  # of clients: entries of the file of API keys
     notes: list[Note] = field(default_factory=list)
     at_rest: dict[str, str] = field(default_factory=dict)  # models not loaded at the start → the key that says so
-    _above: dict[Trail, list[str]] = field(default_factory=dict)
+    _comments_above: dict[Trail, list[str]] = field(default_factory=dict)
 
     def lose(self, where: str, message: str, *, model: str | None = None) -> None:
-        self._note(Note(where, message, lost=True), model)
+        self._add_note(Note(where, message, lost=True), model)
 
     def lose_unknown(
         self,
@@ -71,9 +71,9 @@ class Draft:
                 self.lose(f"{prefix}{key}", (why or {}).get(key, "llmux has nothing like it"), model=model)
 
     def look(self, where: str, message: str, *, model: str | None = None) -> None:
-        self._note(Note(where, message, lost=False), model)
+        self._add_note(Note(where, message, lost=False), model)
 
-    def _note(self, note: Note, model: str | None) -> None:
+    def _add_note(self, note: Note, model: str | None) -> None:
         """Once, even where several names of a model repeat it."""
         if note not in self.notes:
             self.notes.append(note)
@@ -83,7 +83,7 @@ class Draft:
 
     def comment(self, model: str, line: str) -> None:
         """A line to stand above the model."""
-        lines = self._above.setdefault(("models", model), [])
+        lines = self._comments_above.setdefault(("models", model), [])
         if line not in lines:
             lines.append(line)
 
@@ -111,7 +111,7 @@ class Draft:
         self.models[model]["enabled"] = False
         self.notes = [note for note in self.notes if note.where != where]
         key = where.rpartition(".")[2]
-        above = self._above[("models", model)]
+        above = self._comments_above[("models", model)]
         above[:] = [line for line in above if not line.startswith(f"Look at: {key}:")]
         self.look(where, f'it stays off ({why}); once that is mended, take "enabled: false" out', model=model)
 
@@ -132,10 +132,10 @@ class Draft:
     def settle(self) -> None:
         """Remove invalid keys, and note them."""
         for name, values in list(self.models.items()):
-            placed = _placed(values)
+            placed = _paths_of_source(values)
             runtime = values.get("runtime") or REGISTRY.infer({**placed, **values})
             if runtime is None:
-                self._drop(name)
+                self._drop_model(name)
                 continue
             adapter = REGISTRY.get(str(runtime))
             usual = {
@@ -151,10 +151,10 @@ class Draft:
             for key in _FILES:
                 if isinstance(path := values.get(key), str) and not path.startswith(("/", "~", "$")):
                     self.look(f"models.{name}.{key}", f"{path} starts from the folder of the written file", model=name)
-            for problem in _problems(adapter.config, {**usual, **values}, values, trail):
+            for problem in _remove_invalid(adapter.config, {**usual, **values}, values, trail):
                 self.lose(dotted(problem.trail), problem.message, model=name)
             if validate(adapter.config, tree_of({**usual, **values}, _PLACE), trail)[0] is None:
-                self._drop(name)
+                self._drop_model(name)
         for name, values in list(self.virtual_models.items()):
             answers = str(values["model"])
             if answers not in self.models:
@@ -164,19 +164,19 @@ class Draft:
                 del self.virtual_models[name]
                 self.lose(f"virtual_models.{name}", f"{answers} is switched off, so nothing would answer")
                 continue
-            for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
+            for problem in _remove_invalid(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)
         self._settle_tasks()
         for section, model in (("limits", LimitsConfig), ("server", ServerConfig)):
             part: Values = getattr(self, section)
-            for problem in _problems(model, part, part, (section,)):
+            for problem in _remove_invalid(model, part, part, (section,)):
                 self.lose(dotted(problem.trail), problem.message)
 
     def _settle_tasks(self) -> None:
         usable = {name for name, values in self.models.items() if values.get("enabled") is not False}
         usable |= {name for name, values in self.virtual_models.items() if values["model"] in usable}
         for name, values in list(self.tasks.items()):
-            candidates = {_candidate(one): one for one in list_of(values["candidates"])}
+            candidates = {_candidate_name(one): one for one in list_of(values["candidates"])}
             for missing in [model for model in candidates if model not in usable]:
                 self.lose(f"tasks.{name}.candidates", f"there is no model {missing} that is served")
                 del candidates[missing]
@@ -186,14 +186,14 @@ class Draft:
                 continue
             values["candidates"] = list(candidates.values())
             spelt: list[JsonValue] = [one if isinstance(one, dict) else {"model": one} for one in candidates.values()]
-            for problem in _problems(TaskConfig, {**values, "candidates": spelt}, values, ("tasks", name)):
+            for problem in _remove_invalid(TaskConfig, {**values, "candidates": spelt}, values, ("tasks", name)):
                 self.lose(dotted(problem.trail), problem.message)
             if "candidates" not in values:
                 del self.tasks[name]
 
-    def _drop(self, name: str) -> None:
+    def _drop_model(self, name: str) -> None:
         del self.models[name]
-        self._above.pop(("models", name), None)
+        self._comments_above.pop(("models", name), None)
         self.lose(f"models.{name}", "is left out: nothing is left that could be run")
 
     def document(self) -> Values:
@@ -203,7 +203,7 @@ class Draft:
 
     def text(self, head: Iterable[str]) -> str:
         lines = "".join(f"{comment(line)}\n" for line in head)
-        return lines + "\n" + to_yaml(self.document(), Comments(above=self._above))
+        return lines + "\n" + to_yaml(self.document(), Comments(above=self._comments_above))
 
     def report(self) -> list[dict[str, JsonValue]]:
         return [asdict(note) for note in self.notes]
@@ -216,18 +216,18 @@ class Draft:
                 yield from (f"  {note.where}: {note.message}" for note in notes)
 
 
-def _candidate(entry: JsonValue) -> str:
+def _candidate_name(entry: JsonValue) -> str:
     return text_of(entry.get("model") if isinstance(entry, dict) else entry)
 
 
-def _placed(values: Values) -> Values:
+def _paths_of_source(values: Values) -> Values:
     """The paths that follow from a model's `source`, if it has one."""
     node = tree_of(values, _PLACE)
     assert isinstance(node, Table)
     return {key: plain(path) for key, path in sources.placed(node, models_dir()).items()}
 
 
-def _problems(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
+def _remove_invalid(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
     """The model's problems; the key of each is removed from `values` first."""
     for problem in validate(model, tree_of(tried, _PLACE), trail)[1]:
         key = problem.trail[len(trail)] if len(problem.trail) > len(trail) else None

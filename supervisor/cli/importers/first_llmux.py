@@ -25,7 +25,7 @@ from supervisor.errors import ConfigError
 KEYS_FILE: Final = "api_keys.yaml"
 _SECTIONS: Final = frozenset({"physical_models", "virtual_models"})
 _COMMON: Final = frozenset({"type", "backend", "estimated_vram_gb", "supports_vision", "supports_tools"})
-_OWN: Final = {
+_KNOWN_OF_BACKEND: Final = {
     "transformers": frozenset({"model_id", "default_language"}),
     "llamacpp": frozenset({"model_file", "mmproj_file", "model_id"}),
     "chatterbox": frozenset({"variant", "default_language"}),
@@ -34,7 +34,7 @@ _TURBO: Final = "turbo"
 _PARAMETERS: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
 _QUANTISED: Final = re.compile(r"fp8|fp4|int[48]|[48]-?bit|awq|gptq|bnb|gpt-oss", re.IGNORECASE)
 _NARROWER: Final = {"bitsandbytes-8bit": 1 / 2, "bitsandbytes-4bit": 4.5 / 16}
-_BESIDES: Final = 1.25
+_OVERHEAD: Final = 1.25
 """The memory of weights, context and program together, as a factor of the weights."""
 
 Find = Callable[[str], Path | None]
@@ -68,11 +68,11 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
         raise ConfigError(("physical_models: there are no models",))
     for foreign_name, values in models.items():
         if isinstance(values, dict):
-            _model(draft, foreign_name, values, find)
+            _convert_model(draft, foreign_name, values, find)
         else:
             draft.lose(f"physical_models.{foreign_name}", "expected a mapping")
     for name, values in object_of(root.get("virtual_models")).items():
-        _virtual(draft, name, object_of(values))
+        _convert_virtual_model(draft, name, object_of(values))
     if any("estimated_vram_gb" in object_of(values) for values in models.values()):
         why = "are left out: memory is computed from the files now, and measured at the first load"
         draft.look("physical_models.*.estimated_vram_gb", why)
@@ -83,11 +83,11 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
             "limits.max_loaded", "one language model and one voice at a time, as before; remove it to go by memory"
         )
     draft.lose_unknown("", root, _SECTIONS)
-    _keys(draft, keys)
+    _convert_keys(draft, keys)
     return draft
 
 
-def _model(draft: Draft, foreign_name: str, values: Values, find: Find) -> None:
+def _convert_model(draft: Draft, foreign_name: str, values: Values, find: Find) -> None:
     where, backend = f"physical_models.{foreign_name}", text_of(values.get("backend"))
     take = {"transformers": _transformers, "llamacpp": _llama_cpp, "chatterbox": _chatterbox}.get(backend)
     if take is None:
@@ -113,7 +113,7 @@ def _model(draft: Draft, foreign_name: str, values: Values, find: Find) -> None:
         draft.comment(
             name, f"Was estimated at {text_of(values['estimated_vram_gb'])} GB. Set vram_mib only to what was measured."
         )
-    draft.lose_unknown(f"{where}.", values, _COMMON | _OWN[backend], model=name)
+    draft.lose_unknown(f"{where}.", values, _COMMON | _KNOWN_OF_BACKEND[backend], model=name)
 
 
 def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
@@ -124,7 +124,7 @@ def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
     else:
         model["source"] = {"repo": repo}
     estimate = values.get("estimated_vram_gb")
-    wide = _wide_gb(folder, repo)
+    wide = _unquantised_gb(folder, repo)
     if (
         isinstance(estimate, int | float)
         and wide is not None
@@ -132,13 +132,13 @@ def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
         and wide > estimate * 1.2
     ):
         fits = next(
-            (name for name, share in _NARROWER.items() if wide * share * _BESIDES <= estimate), "bitsandbytes-4bit"
+            (name for name, share in _NARROWER.items() if wide * share * _OVERHEAD <= estimate), "bitsandbytes-4bit"
         )
         why = f"{estimate} GB can't hold its weights, which are 16 bits wide: about {wide:.0f} GB; quantization: {fits} fits"
         draft.look(f"physical_models.{name}.estimated_vram_gb", why, model=name)
 
 
-def _wide_gb(folder: Path | None, repo: str) -> float | None:
+def _unquantised_gb(folder: Path | None, repo: str) -> float | None:
     """GB of its weights, where these are 16 bits wide as far as the folder shows, or its name; None: they aren't."""
     if folder is None:
         found = None if _QUANTISED.search(repo) else _PARAMETERS.search(repo)
@@ -178,7 +178,7 @@ def _chatterbox(draft: Draft, name: str, values: Values, find: Find) -> None:
     draft.comment(name, "Clients that insist on OpenAI's voice alloy get the model's own; see `voices` for others.")
 
 
-def _virtual(draft: Draft, name: str, values: Values) -> None:
+def _convert_virtual_model(draft: Draft, name: str, values: Values) -> None:
     where, physical = f"virtual_models.{name}", draft.name(text_of(values.get("physical")))
     if physical not in draft.models:
         draft.lose(where, f"there is no model {physical}")
@@ -192,7 +192,7 @@ def _virtual(draft: Draft, name: str, values: Values) -> None:
     draft.lose_unknown(f"{where}.", values, {"physical", "params"})
 
 
-def _keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
+def _convert_keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
     """Digests instead of the keys themselves: these keep working, and nobody can read them out of the file."""
     for index, entry in enumerate(list_of(root.get("api_keys"))):
         key, name = object_of(entry).get("key"), text_of(object_of(entry).get("name") or f"key {index + 1}")[:90]

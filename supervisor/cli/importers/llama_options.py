@@ -25,21 +25,21 @@ REMOTE: Final = frozenset(
 )
 """Options by which llama-server fetches a model itself."""
 
-_OLDER: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
+_OLD_NAMES: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
 _RENAMED: Final = dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min")
 """Options that llama.cpp has under another name now, and we have no key for."""
-_ALIKE: Final = (
+_SAME_NAMES: Final = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty"),
     *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     *("xtc_probability", "xtc_threshold", "mirostat", "seed"),
 )
 """Fields of requests that the option is called like."""
 _SAMPLING: Final = (
-    {f"--{name.replace('_', '-')}": name for name in _ALIKE}
+    {f"--{name.replace('_', '-')}": name for name in _SAME_NAMES}
     | {"--temp": "temperature", "--top-nsigma": "top_n_sigma", "--typical": "typical_p", "-s": "seed"}
     | dict.fromkeys(("-n", "--predict", "--n-predict"), "max_tokens")
 )
-_SILENT: Final = frozenset(
+_IGNORED: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
 )
 _KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys add"
@@ -56,7 +56,7 @@ _DROPPED: Final[Mapping[str, str]] = (
     | dict.fromkeys(("-dt", "--defrag-thold"), "llama.cpp has it no more")
 )
 _LOADING: Final = {"--mlock": "mlock", "--mmap": "mmap", "--no-mmap": "no-mmap"}
-_SPOKEN: Final = {"1": "on", "true": "on", "0": "off", "false": "off"}
+_ON_OFF: Final = {"1": "on", "true": "on", "0": "off", "false": "off"}
 _NEGATIVE = re.compile(r"-[0-9.]+")
 
 
@@ -79,8 +79,8 @@ class Options:
             option = word.replace("_", "-") if word.startswith("--") else word
             option = _RENAMED.get(option, option)
             has_value = bool(rest) and (not rest[0].startswith("-") or _NEGATIVE.fullmatch(rest[0]) is not None)
-            options._take(option, rest, has_value=has_value)
-        options._finish()
+            options._add_option(option, rest, has_value=has_value)
+        options._finish_keys()
         return options
 
     def give(self, draft: Draft, name: str, where: str) -> None:
@@ -95,27 +95,27 @@ class Options:
         for option, why in self.lost:
             draft.lose(f"{where}.{option}", why, model=name)
 
-    def _take(self, option: str, rest: list[str], *, has_value: bool) -> None:
-        key = KEY_OF_OPTION.get(option) or _OLDER.get(option)
+    def _add_option(self, option: str, rest: list[str], *, has_value: bool) -> None:
+        key = KEY_OF_OPTION.get(option) or _OLD_NAMES.get(option)
         if option in _LOADING:
             self._loading.add(_LOADING[option])
         elif key is not None and isinstance(FLAGS[key], tuple):
-            if option not in _SILENT:
-                self._set(option, key, "no" not in option.split("-")[:3])
+            if option not in _IGNORED:
+                self._set_key(option, key, "no" not in option.split("-")[:3])
         elif key == "flash_attn" and not has_value:
             self.keys["flash_attn"] = "on"  # before it took a value
         else:
             value = rest.pop(0) if has_value else None
             if option in _DROPPED:
                 self.lost.append((option, _DROPPED[option]))
-            elif option in _SILENT:
+            elif option in _IGNORED:
                 pass
             elif value is None:
                 self.extra.append(option)
             else:
-                self._valued(option, key, value)
+                self._add_valued_option(option, key, value)
 
-    def _valued(self, option: str, key: str | None, value: str) -> None:
+    def _add_valued_option(self, option: str, key: str | None, value: str) -> None:
         if option in REMOTE:
             self.is_remote = True
         elif option == "--sleep-idle-seconds":
@@ -132,9 +132,9 @@ class Options:
         elif key is None:
             self.extra += [option, value]
         else:
-            self._set(option, key, value)
+            self._set_key(option, key, value)
 
-    def _set(self, option: str, key: str, value: str | bool) -> None:
+    def _set_key(self, option: str, key: str, value: str | bool) -> None:
         if key == "model":
             self.keys["path"] = value
         elif key == "lora":
@@ -142,7 +142,7 @@ class Options:
             assert isinstance(known, list)
             known += str(value).split(",")
         elif key in {"flash_attn", "reasoning"}:
-            self.keys[key] = _SPOKEN.get(str(value), value)
+            self.keys[key] = _ON_OFF.get(str(value), value)
         elif (key, value) in {("n_gpu_layers", "auto"), ("spec_draft_ngl", "auto"), ("parallel", "-1")}:
             self.lost.append((option, f"{value}: llmux has to know how much memory it takes"))
         elif key == "spec_type":
@@ -153,7 +153,7 @@ class Options:
         else:
             self.keys[key] = value
 
-    def _finish(self) -> None:
+    def _finish_keys(self) -> None:
         if self._loading:
             parts = [part for part in ("mmap", "mlock") if part in self._loading]
             if "mlock" in parts and "no-mmap" not in self._loading:

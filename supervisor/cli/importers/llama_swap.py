@@ -45,7 +45,7 @@ _ELSEWHERE: Final = {
     "timeouts": "for all models together: limits.connect_s, limits.first_byte_s, limits.stream_idle_s",
     "compat": "llmux passes requests on over HTTP only",
 }
-_TOP: Final = {
+_LOST_SETTINGS: Final = {
     "startPort": "workers' ports are those from server.worker_port_first to server.worker_port_last",
     "logTimeFormat": "see server.log_format",
     "logToStdout": "llmux logs to standard error, its workers to files",
@@ -59,10 +59,10 @@ _KNOWN_OF_FILTERS: Final = frozenset({"stripParams", "strip_params", "setParams"
 _VARIABLE: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _TIMEOUTS: Final = {"connect": "connect_s", "responseHeader": "first_byte_s"}
 _KNOWN_OF_PEER: Final = frozenset({"proxy", "apiKey", "models", "filters", "timeouts"})
-_LATER: Final = frozenset({"PORT", "PID"})
+_START_MACROS: Final = frozenset({"PORT", "PID"})
 """Macros that get their values when a worker is started: they stay as they are."""
 _MACRO: Final = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
-_DEPTH: Final = 16
+_MOST_FILLS: Final = 16
 
 _Definitions = Mapping[str, JsonValue]
 
@@ -85,53 +85,55 @@ class _Conversion:
         self._names = {name: self.draft.name(name) for name in models}
         for name, values in models.items():
             if isinstance(values, dict):
-                self._model(name, values)
+                self._convert_model(name, values)
             else:
                 self._problems.append(f"models.{name}: expected a mapping")
         if self._problems:
             raise ConfigError(tuple(self._problems))
-        self._settings()
-        self._groups()
-        self._preload()
-        _add_peers(self.draft, root.get("peers"), self._macros, _definitions(root.get("macros")))
+        self._convert_settings()
+        self._convert_groups()
+        self._convert_preload()
+        _add_peers(self.draft, root.get("peers"), self._macros, _macros_of(root.get("macros")))
         if self._problems:
             raise ConfigError(tuple(self._problems))
-        self._selectors()
+        self._convert_selectors()
         self.draft.list_models()
 
-    def _model(self, foreign_name: str, values: Mapping[str, JsonValue]) -> None:
+    def _convert_model(self, foreign_name: str, values: Mapping[str, JsonValue]) -> None:
         name, where = self._names[foreign_name], f"models.{foreign_name}"
         known = {
-            **_definitions(self._root.get("macros")),
-            **_definitions(values.get("macros")),
+            **_macros_of(self._root.get("macros")),
+            **_macros_of(values.get("macros")),
             "MODEL_ID": foreign_name,
         }
         filled = {
-            key: self._macros.fill(_uncommented(item) if key in {"cmd", "cmdStop"} else item, known, f"{where}.{key}")
+            key: self._macros.fill(
+                _without_comments(item) if key in {"cmd", "cmdStop"} else item, known, f"{where}.{key}"
+            )
             for key, item in values.items()
             if key != "macros"
         }
-        words = _words(str(filled.get("cmd", "")))
+        words = _command_words(str(filled.get("cmd", "")))
         if not words:
             self._problems.append(f"{where}.cmd: is missing")
             return
         self.draft.models[name] = {}
         if title := filled.get("name"):
             self.draft.comment(name, text_of(title))
-        words, more = _unwrapped(words)
+        words, more = _without_env(words)
         options = Options.read(words[1:])
         if "llama-server" in PurePath(words[0]).name and "path" in options.keys:
-            self._llama_server(name, where, words[0], options, filled)
+            self._convert_llama_server(name, where, words[0], options, filled)
         else:
-            self._command(name, where, words, filled)
-        self._environment(name, where, list_of(filled.get("env")), more)
-        self._lifetime(name, where, filled)
-        self._names_of(name, foreign_name, where, filled)
+            self._convert_command(name, where, words, filled)
+        self._convert_environment(name, where, list_of(filled.get("env")), more)
+        self._convert_lifetime(name, where, filled)
+        self._add_names(name, foreign_name, where, filled)
         _apply_filters(self.draft, name, foreign_name, where, filled.get("filters"))
         self.draft.spread(name)
         self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
 
-    def _llama_server(
+    def _convert_llama_server(
         self, name: str, where: str, program: str, options: Options, filled: Mapping[str, JsonValue]
     ) -> None:
         model = self.draft.models[name]
@@ -151,12 +153,12 @@ class _Conversion:
         if filled.get("cmdStop"):
             self.draft.lose(f"{where}.cmdStop", "llama-server is stopped by SIGTERM", model=name)
 
-    def _command(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
+    def _convert_command(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
         model = self.draft.models[name]
         if kind := guess_type(words[0]):
             model["type"] = kind
         words = self._with_port(name, where, words, filled.get("proxy"))
-        model["cmd"] = [_placeholders(word) for word in words]
+        model["cmd"] = [_with_placeholder(word) for word in words]
         if "enabled" not in model:
             why = "without vram_mib its memory is a guess until the first load measures it"
             if containers.is_container(words):
@@ -181,8 +183,8 @@ class _Conversion:
         stop = str(filled.get("cmdStop") or "")
         if "${PID}" in stop:
             self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
-        elif stop_words := _words(stop):
-            model["stop_cmd"] = [_placeholders(word) for word in stop_words]
+        elif stop_words := _command_words(stop):
+            model["stop_cmd"] = [_with_placeholder(word) for word in stop_words]
 
     def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
         """The command with a placeholder for its port. One that can't have any is switched off."""
@@ -211,7 +213,7 @@ class _Conversion:
             )
         return words
 
-    def _environment(self, name: str, where: str, entries: list[JsonValue], more: dict[str, str]) -> None:
+    def _convert_environment(self, name: str, where: str, entries: list[JsonValue], more: dict[str, str]) -> None:
         model, env = self.draft.models[name], dict[str, str]()
         for entry in entries:
             variable, equals, value = str(entry).partition("=")
@@ -237,9 +239,9 @@ class _Conversion:
             model["library_path"] = [folder for folder in folders.split(":") if folder]
         if env:
             is_command = "cmd" in model
-            model["env"] = {key: _placeholders(value) if is_command else value for key, value in env.items()}
+            model["env"] = {key: _with_placeholder(value) if is_command else value for key, value in env.items()}
 
-    def _lifetime(self, name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
+    def _convert_lifetime(self, name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
         model = self.draft.models[name]
         ttl = filled.get("ttl", -1)
         seconds = self._root.get("globalTTL", 0) if ttl == -1 else ttl
@@ -255,7 +257,7 @@ class _Conversion:
         if filled.get("sendLoadingState", shared := self._root.get("sendLoadingState") is True) is not shared:
             self.draft.lose(f"{where}.sendLoadingState", "is said for all models: server.load_feedback", model=name)
 
-    def _names_of(self, name: str, foreign_name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
+    def _add_names(self, name: str, foreign_name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
         unlisted = filled.get("unlisted") is True
         if unlisted:
             self.draft.models[name]["public"] = False
@@ -276,7 +278,7 @@ class _Conversion:
             if is_hidden or unlisted or self._root.get("includeAliasesInList") is not True:
                 self.draft.look(f"{where}.aliases", f"{alias} is in the list of models now", model=name)
 
-    def _settings(self) -> None:
+    def _convert_settings(self) -> None:
         level = self._root.get("logLevel")
         if isinstance(level, str):
             self.draft.server["log_level"] = "warning" if level == "warn" else level
@@ -284,15 +286,15 @@ class _Conversion:
             self.draft.server["load_feedback"] = True
         if list_of(self._root.get("apiKeys")):
             self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
-        self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
+        self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _LOST_SETTINGS)
 
-    def _groups(self) -> None:
+    def _convert_groups(self) -> None:
         routing = object_of(self._root.get("routing"))
         router, scheduler = object_of(routing.get("router")), object_of(routing.get("scheduler"))
         settings = object_of(router.get("settings"))
         by_matrix = "matrix" in self._root or router.get("use") == "matrix"
         if router.get("use") == "matrix":
-            self.draft.lose("routing.router.settings.matrix", _TOP["matrix"])
+            self.draft.lose("routing.router.settings.matrix", _LOST_SETTINGS["matrix"])
         if object_of(object_of(scheduler.get("settings")).get("fifo")).get("priority"):
             why = "requests say their priority (X-Priority); `priority` of a model says what is evicted last"
             self.draft.lose("routing.scheduler.settings.fifo.priority", why)
@@ -304,9 +306,9 @@ class _Conversion:
             return
         for title, group in groups.items():
             if isinstance(group, dict):
-                self._group(f"groups.{title}", group)
+                self._convert_group(f"groups.{title}", group)
 
-    def _group(self, where: str, group: Mapping[str, JsonValue]) -> None:
+    def _convert_group(self, where: str, group: Mapping[str, JsonValue]) -> None:
         members = [self._names[str(m)] for m in list_of(group.get("members")) if str(m) in self._names]
         swap, exclusive = group.get("swap", True) is not False, group.get("exclusive", True) is not False
         if swap and len(members) > 1:
@@ -324,7 +326,7 @@ class _Conversion:
             for member in members if not swap or len(members) == 1 else []:
                 self.draft.models[member]["pin"] = True
 
-    def _selectors(self) -> None:
+    def _convert_selectors(self) -> None:
         """Make a task of each selector. A request finds it by its bare name, too."""
         for foreign_name, values in object_of(self._root.get("selectors")).items():
             where, selector = f"selectors.{foreign_name}", object_of(values)
@@ -345,7 +347,7 @@ class _Conversion:
             known = {"strategy", "targets", "name", "description", "unlisted"}
             self.draft.lose_unknown(f"{where}.", selector, known, _ELSEWHERE | {"settings": "is the strategy's"})
 
-    def _preload(self) -> None:
+    def _convert_preload(self) -> None:
         for foreign_name in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):
             if name := self._names.get(str(foreign_name)):
                 self.draft.models[name]["preload"] = True
@@ -353,7 +355,7 @@ class _Conversion:
                 self.draft.lose("hooks.on_startup.preload", f"there is no model {foreign_name}")
 
 
-def _definitions(value: JsonValue) -> dict[str, JsonValue]:
+def _macros_of(value: JsonValue) -> dict[str, JsonValue]:
     """The macros of a `macros:` key: a mapping, or a list of mappings."""
     match value:
         case dict():
@@ -375,7 +377,7 @@ class _Macros:
         """The value with all macros filled in. A text that is one macro and nothing else becomes the macro's value, of any type."""
         match value:
             case str():
-                return self._text(value, known, where)
+                return self._fill_text(value, known, where)
             case list():
                 return [self.fill(item, known, where) for item in value]
             case dict():
@@ -383,19 +385,19 @@ class _Macros:
             case _:
                 return value
 
-    def _text(self, text: str, known: _Definitions, where: str) -> JsonValue:
+    def _fill_text(self, text: str, known: _Definitions, where: str) -> JsonValue:
         if (whole := _MACRO.fullmatch(text)) and not isinstance(known.get(whole[1]), str | None):
             return known[whole[1]]
-        for _ in range(_DEPTH):
-            filled = _MACRO.sub(lambda match: self._one(match[1], known, where), text)
+        for _ in range(_MOST_FILLS):
+            filled = _MACRO.sub(lambda match: self._macro_value(match[1], known, where), text)
             if filled == text:
                 return text
             text = filled
         self.problems.append(f"{where}: macros that contain each other")
         return text
 
-    def _one(self, name: str, known: _Definitions, where: str) -> str:
-        if name in _LATER:
+    def _macro_value(self, name: str, known: _Definitions, where: str) -> str:
+        if name in _START_MACROS:
             return f"${{{name}}}"
         if name in known:
             return text_of(known[name])
@@ -413,9 +415,9 @@ def _apply_filters(draft: Draft, name: str, foreign_name: str, where: str, filte
     strip = filters.get("stripParams") or filters.get("strip_params") or ""
     fields = strip if isinstance(strip, list) else str(strip).split(",")
     stripped = [field for part in fields if (field := str(part).strip()) and field != "model"]
-    force = _settable(draft, name, where, filters.get("setParams") or filters.get("set_params"))
+    force = _forceable_fields(draft, name, where, filters.get("setParams") or filters.get("set_params"))
     own = {
-        name if public == foreign_name else draft.name(public): _settable(draft, name, where, given)
+        name if public == foreign_name else draft.name(public): _forceable_fields(draft, name, where, given)
         for public, given in object_of(filters.get("setParamsByID")).items()
     }
     aliases = [public for public, virtual in draft.virtual_models.items() if virtual["model"] == name]
@@ -428,7 +430,7 @@ def _apply_filters(draft: Draft, name: str, foreign_name: str, where: str, filte
     draft.lose_unknown(f"{where}.filters.", filters, _KNOWN_OF_FILTERS, model=name)
 
 
-def _filters_of(filters: JsonValue, foreign_name: str) -> JsonValue:
+def _peer_filters(filters: JsonValue, foreign_name: str) -> JsonValue:
     """The filters of one model, out of those that all models of a peer share. Fields set for its name count for all its names."""
     if not isinstance(filters, dict) or "setParamsByID" not in filters:
         return filters
@@ -438,7 +440,7 @@ def _filters_of(filters: JsonValue, foreign_name: str) -> JsonValue:
     return {**shared, "setParams": {**everybody, **mine}}
 
 
-def _settable(draft: Draft, name: str, where: str, value: JsonValue) -> Values:
+def _forceable_fields(draft: Draft, name: str, where: str, value: JsonValue) -> Values:
     fields = object_of(value)
     for field in [field for field in fields if field in {"model", "stream"}]:
         draft.lose(f"{where}.filters", f'"{field}" decides who answers, and how', model=name)
@@ -482,7 +484,7 @@ def _add_peer(
         return
     remote: Values = {"runtime": "openai_remote", "base_url": f"{address.rstrip('/')}/v1"}
     if key := values.get("apiKey"):
-        variable = _variable(str(key), known)
+        variable = _variable_of_key(str(key), known)
         if variable is None:
             variable = f"{re.sub(r'[^A-Z0-9]+', '_', peer.upper()).strip('_') or 'PEER'}_API_KEY"
             variable = f"PEER_{variable}" if variable[0].isdigit() else variable
@@ -505,11 +507,11 @@ def _add_peer(
         if is_only and short not in draft.models and short not in draft.virtual_models:
             draft.virtual(short, name)
         draft.models[name] = {**remote, "upstream_model": model}
-        rules = _filters_of(macros.fill(values.get("filters"), known, f"{where}.filters"), model)
+        rules = _peer_filters(macros.fill(values.get("filters"), known, f"{where}.filters"), model)
         _apply_filters(draft, name, model, where, rules)
 
 
-def _variable(key: str, known: _Definitions) -> str | None:
+def _variable_of_key(key: str, known: _Definitions) -> str | None:
     """The environment variable that an API key comes from, directly or by macros; None: the file has the key itself."""
     for _ in range(len(known) + 1):
         if (found := _VARIABLE.fullmatch(key)) is not None:
@@ -520,23 +522,23 @@ def _variable(key: str, known: _Definitions) -> str | None:
     return None
 
 
-def _uncommented(value: JsonValue) -> JsonValue:
+def _without_comments(value: JsonValue) -> JsonValue:
     """A command without comment lines, which may have macros that are defined nowhere."""
     if not isinstance(value, str):
         return value
     return "\n".join(line for line in value.splitlines() if not line.lstrip().startswith("#"))
 
 
-def _words(command: str) -> list[str]:
+def _command_words(command: str) -> list[str]:
     """A command of one or several lines, without comments and continuation marks. Raises ConfigError."""
-    text = " ".join(line.rstrip().removesuffix("\\") for line in str(_uncommented(command)).splitlines())
+    text = " ".join(line.rstrip().removesuffix("\\") for line in str(_without_comments(command)).splitlines())
     try:
         return shlex.split(text)
     except ValueError as error:
         raise ConfigError((f"{text[:80]}: {error}",)) from error
 
 
-def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
+def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """`env A=1 program` without the `env`."""
     if words[0] != "env":
         return words, {}
@@ -550,6 +552,6 @@ def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return words, {}
 
 
-def _placeholders(word: str) -> str:
+def _with_placeholder(word: str) -> str:
     """`${PORT}` becomes our placeholder; every other `${` is escaped."""
     return "${port}".join(part.replace("${", "$${") for part in word.split("${PORT}"))

@@ -89,7 +89,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         draft.look("service.host", f"others reach {host}, so llmux wants keys: llmux keys add NAME")
     for foreign_name, values in models.items():
         if isinstance(values, dict):
-            _model(draft, foreign_name, values, str(engine.get("backend") or ""))
+            _convert_model(draft, foreign_name, values, str(engine.get("backend") or ""))
         else:
             draft.lose(f"engine.models.{foreign_name}", "expected an object")
     decoding = object_of(engine.get("decoding"))
@@ -115,7 +115,7 @@ def _decoding_of(runtime: str) -> dict[str, str]:
     return {**{key: key for key in _OPENAIS_DECODING}, **beyond}
 
 
-def _model(draft: Draft, foreign_name: str, values: Values, usual: str) -> None:
+def _convert_model(draft: Draft, foreign_name: str, values: Values, usual: str) -> None:
     backend = str(values.get("backend") or usual)
     where = f"engine.models.{foreign_name}"
     convert_backend = _BACKENDS.get(backend)
@@ -137,14 +137,14 @@ def _model(draft: Draft, foreign_name: str, values: Values, usual: str) -> None:
             draft.lose(f"{where}.{key}", "others run it", model=name)
         elif values.get(key) is not None and values[key] != 1:
             model[key] = values[key]
-    _start(draft, name, f"{where}.enabled", values.get("enabled"), is_remote=convert_backend is _remote)
+    _set_preload(draft, name, f"{where}.enabled", values.get("enabled"), is_remote=convert_backend is _remote)
     if convert_backend is not _remote:
         if values.get("prompt_format") is not None:
             model["prompt_format"] = values["prompt_format"]
-        _think(draft, name, values.get("enable_thinking"), CHAT_TEMPLATE)
+        _set_thinking(draft, name, values.get("enable_thinking"), CHAT_TEMPLATE)
 
 
-def _start(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: bool) -> None:
+def _set_preload(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: bool) -> None:
     """Note whether the model is loaded at the start. Operators may load it later in any case."""
     if enabled is False:
         draft.at_rest[name] = at
@@ -155,7 +155,7 @@ def _start(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: b
         draft.lose(at, "expected true or false", model=name)
 
 
-def _think(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None:
+def _set_thinking(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None:
     """Requests that don't say whether the model is to think."""
     if isinstance(wanted, bool):
         draft.merge(name, name, "defaults", switch.enabled if wanted else switch.disabled)
@@ -168,7 +168,7 @@ def _backend_fields(values: Values, prefix: str) -> dict[str, JsonValue]:
     }
 
 
-def _words(draft: Draft, name: str, at: str, value: JsonValue) -> list[str]:
+def _command_words(draft: Draft, name: str, at: str, value: JsonValue) -> list[str]:
     """Words of a command line."""
     if not isinstance(value, list):
         draft.lose(at, "expected a list of words", model=name)
@@ -189,7 +189,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         key = _RENAMED.get(field, field)
         at = f"{where}.llama_server_{field}"
         if key == "extra_args":
-            Options.read(_words(draft, name, at, value)).give(draft, name, at)
+            Options.read(_command_words(draft, name, at, value)).give(draft, name, at)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
             text = text_of(value)
             model[key] = "all" if text == "-1" else value if (number := whole_number(text)) is None else number
@@ -233,7 +233,7 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
             if bits and bits != [16]:
                 model["cache_quant"] = bits if len(bits) > 1 else bits[0]
         elif field == "gpu_split":
-            if parts := _gib(value):
+            if parts := _gib_list(value):
                 model |= {"gpu_split": parts, "gpus": len(parts)}
             elif value:
                 draft.lose(at, "it isn't GiB of each GPU, such as 16,24; say on how many GPUs: gpus: 2", model=name)
@@ -249,7 +249,7 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
     _report_unknown_fields(draft, name, where, values, "exllama_")
 
 
-def _gib(value: JsonValue) -> list[JsonValue]:
+def _gib_list(value: JsonValue) -> list[JsonValue]:
     """`[16, 8]`, or as text "16,8"; empty for anything else."""
     words = list_of(value) if isinstance(value, list) else text_of(value).split(",")
     try:
@@ -273,16 +273,16 @@ def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
 
 def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
     own = {key: item for key, item in values.items() if not key.startswith("vllm_serve_")}
-    _on_vllm(draft, name, where, own, VllmWorkerConfig)
+    _convert_vllm(draft, name, where, own, VllmWorkerConfig)
     for key in sorted(values.keys() - own.keys()):
         draft.lose(f"{where}.{key}", "not a field of this backend", model=name)
 
 
 def _vllm_serve(draft: Draft, name: str, where: str, values: Values) -> None:
-    _on_vllm(draft, name, where, values, VllmServeConfig)
+    _convert_vllm(draft, name, where, values, VllmServeConfig)
 
 
-def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[VllmConfig]) -> None:
+def _convert_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[VllmConfig]) -> None:
     model = draft.models[name]
     fields, serve = _backend_fields(values, "vllm_"), _backend_fields(values, "vllm_serve_")
     what = text_of(fields.pop("model", None) or values.get("model_path"))
@@ -300,7 +300,7 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":
-            options = VllmOptions.read(_words(draft, name, at, value))
+            options = VllmOptions.read(_command_words(draft, name, at, value))
             for option, item in options.keys.items():
                 model.setdefault(option, item)
             for option, why in options.lost:
@@ -335,7 +335,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
             model[_RENAMED_REMOTE[field]] = value
         elif field == "thinking" and value in ("enabled", "disabled"):
             model["thinking_field"] = "thinking"
-            _think(draft, name, value == "enabled", SWITCHES["thinking"])
+            _set_thinking(draft, name, value == "enabled", SWITCHES["thinking"])
         elif field == "api_kind":
             if value != "chat_completions":
                 draft.lose(at, "requests are passed on as they are", model=name)
@@ -345,7 +345,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
         model["endpoints"] = ["/v1/chat/completions"]  # all that llm-pool asks there; the rest is translated to it
     if isinstance(values.get("enable_thinking"), bool):
         model["thinking_field"] = "thinking"
-        _think(draft, name, values["enable_thinking"], SWITCHES["thinking"])
+        _set_thinking(draft, name, values["enable_thinking"], SWITCHES["thinking"])
     if values.get("prompt_format") not in (None, "generic"):
         draft.look(f"{where}.prompt_format", "prompts are written where the model runs", model=name)
     draft.look(

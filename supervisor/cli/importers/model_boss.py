@@ -57,11 +57,11 @@ def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Dr
     """The draft. Raises ConfigError where there are no models."""
     draft = Draft()
     for foreign_name, values in _entries(root.get("models")):
-        _model(draft, foreign_name, values)
+        _convert_model(draft, foreign_name, values)
     if not draft.models:
         raise ConfigError(("models: there are no models",))
     for name, task in object_of(tasks.get("tasks") or dict(tasks)).items():
-        _task(draft, name, object_of(task))
+        _convert_task(draft, name, object_of(task))
     draft.limits["keep_alive"] = "by_type"
     draft.look("limits.keep_alive", "by_type: models stay as long as before, image 900 s, llm 300 s, vision 60 s")
     draft.server["port"] = PORT
@@ -80,11 +80,11 @@ def _entries(models: JsonValue) -> Iterator[tuple[str, Values]]:
         yield text_of(name), {key: item for key, item in values.items() if item != name or key not in _IDS}
 
 
-def _model(draft: Draft, foreign_name: str, values: Values) -> None:
+def _convert_model(draft: Draft, foreign_name: str, values: Values) -> None:
     where, name = f"models.{foreign_name}", draft.name(foreign_name)
     left = dict(values)
     if foreign_name.startswith(CLAUDE):
-        _claude(draft, name, foreign_name)
+        _add_claude_model(draft, name, foreign_name)
         draft.lose_unknown(f"{where}.", left, {"backend", "category", "vram_mb"}, model=name)
         return
     category = text_of(left.pop("category", None) or "llm").lower()
@@ -109,7 +109,7 @@ def _model(draft: Draft, foreign_name: str, values: Values) -> None:
             model["modalities"] = ["text", "image"]
             if model.get("pin") is not True:
                 model.setdefault("keep_alive_s", 60)  # here it counts as an LLM
-        _llama_server(draft, name, where, left)
+        _convert_llama_server(draft, name, where, left)
     draft.lose_unknown(f"{where}.", left, (), _LOST, model=name)
 
 
@@ -118,7 +118,7 @@ def _take_first(values: Values, keys: tuple[str, ...]) -> JsonValue:
     return next((values.pop(key) for key in keys if values.get(key)), None)
 
 
-def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
+def _convert_llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
     """Convert the model's options, its template, and whether it thinks; each converted key is taken out of `left`."""
     model = draft.models[name]
     template = left.get("chat_template")
@@ -147,7 +147,7 @@ def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
     Options.read(words).give(draft, name, where)
 
 
-def _claude(draft: Draft, name: str, foreign_name: str) -> None:
+def _add_claude_model(draft: Draft, name: str, foreign_name: str) -> None:
     if name not in draft.models:
         draft.models[name] = {
             "runtime": "claude_cli",
@@ -157,13 +157,13 @@ def _claude(draft: Draft, name: str, foreign_name: str) -> None:
         draft.look(f"models.{foreign_name}", "answers whoever names it, as before: allow_remote", model=name)
 
 
-def _task(draft: Draft, foreign_name: str, values: Values) -> None:
+def _convert_task(draft: Draft, foreign_name: str, values: Values) -> None:
     where, name = f"tasks.{foreign_name}", draft.name(foreign_name)
     candidates: list[JsonValue] = []
     for entry in list_of(values.get("candidates")):
         target = text_of(object_of(entry).get("model") if isinstance(entry, dict) else entry)
         if target.startswith(CLAUDE):
-            _claude(draft, draft.name(target), target)
+            _add_claude_model(draft, draft.name(target), target)
         model = draft.name(target)
         candidates.append({**entry, "model": model} if isinstance(entry, dict) else model)
     draft.tasks[name] = {key: item for key, item in values.items() if key in _TASK} | {"candidates": candidates}

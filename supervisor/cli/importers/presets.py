@@ -62,23 +62,23 @@ def convert(text: str) -> Draft:
     for key in sections.get("", {}):
         if key != "version":
             draft.lose(key, "stands above all sections; llama.cpp makes a model `default` of it")
-    shared = _long(sections.get(EVERY, {}))
+    shared = _normalised_entries(sections.get(EVERY, {}))
     for foreign_name, own in sections.items():
         if foreign_name not in {"", EVERY}:
-            entries = shared | _long(own)
+            entries = shared | _normalised_entries(own)
             aliases = entries.pop("alias", "").split(",")
-            _model(draft, foreign_name, entries)
-            _aliases(draft, foreign_name, aliases, sections.keys())
+            _convert_model(draft, foreign_name, entries)
+            _add_aliases(draft, foreign_name, aliases, sections.keys())
     draft.list_models()
     return draft
 
 
-def _model(draft: Draft, foreign_name: str, entries: Section) -> None:
+def _convert_model(draft: Draft, foreign_name: str, entries: Section) -> None:
     name = draft.name(foreign_name)
     model = draft.models[name] = {}
     preload, stop = entries.pop("load-on-startup", "false"), entries.pop("stop-timeout", None)
     idle = entries.pop("sleep-idle-seconds", "-1")
-    words = list(_words(entries))
+    words = list(_command_words(entries))
     options = Options.read(words)
     if "path" in options.keys:
         options.lost = [(option.lstrip("-"), why) for option, why in options.lost]
@@ -103,7 +103,7 @@ def _model(draft: Draft, foreign_name: str, entries: Section) -> None:
         model["grace_s"] = scalar(stop)
 
 
-def _aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Collection[str]) -> None:
+def _add_aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Collection[str]) -> None:
     """Further names for clients."""
     for alias in filter(None, map(str.strip, aliases)):
         if alias == foreign_name:
@@ -116,15 +116,17 @@ def _aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Collec
     draft.spread(draft.name(foreign_name))
 
 
-def _long(entries: Section) -> Section:
+def _normalised_entries(entries: Section) -> Section:
     """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
     return dict(
-        _normalised(key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value)
+        _normalised_entry(
+            key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value
+        )
         for key, value in entries.items()
     )
 
 
-def _normalised(key: str, value: str) -> tuple[str, str]:
+def _normalised_entry(key: str, value: str) -> tuple[str, str]:
     known = KEY_OF_OPTION.get(f"--{key}") or KEY_OF_OPTION.get(f"-{key}")
     if known is None:
         return key, value
@@ -136,7 +138,7 @@ def _normalised(key: str, value: str) -> tuple[str, str]:
     return spelling[0].removeprefix("--"), value
 
 
-def _words(entries: Section) -> Iterator[str]:
+def _command_words(entries: Section) -> Iterator[str]:
     for key, value in entries.items():
         option = f"-{key}" if len(key) <= 2 or f"-{key}" in REMOTE else f"--{key}"
         known = KEY_OF_OPTION.get(option)

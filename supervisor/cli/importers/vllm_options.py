@@ -54,12 +54,12 @@ class VllmOptions:
             elif not equals and not rest:
                 options.lost.append((option, "its value is missing"))
             else:
-                options._valued(option, key, value if equals else rest.pop(0))
+                options._add_valued_option(option, key, value if equals else rest.pop(0))
         if options.extra:
             options.keys["extra_args"] = list[JsonValue](options.extra)
         return options
 
-    def _valued(self, option: str, key: str, value: str) -> None:
+    def _add_valued_option(self, option: str, key: str, value: str) -> None:
         if option in ("--speculative-config", "-sc"):
             self.speculation(option, value)
         elif option == _BLOCKS:

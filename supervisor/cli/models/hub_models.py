@@ -81,21 +81,21 @@ def reference(text: str) -> Reference | None:
 
     None: it is none of these, perhaps a model's name. Raises InvalidRequestError for a URL of something else.
     """
-    if (known := _well_known(text)) is not None:
+    if (known := _well_known_reference(text)) is not None:
         return known
     scheme, separator, rest = text.partition("://")
     if separator and scheme.lower() in {"http", "https"}:
         host, _, path = re.split(r"[?#]", rest)[0].partition("/")
-        if host not in _hosts():
+        if host not in _hub_hosts():
             raise InvalidRequestError(
-                f"{text} is no page of the hub ({', '.join(_hosts())}); HF_ENDPOINT names another."
+                f"{text} is no page of the hub ({', '.join(_hub_hosts())}); HF_ENDPOINT names another."
             )
         rest = unquote(path).strip("/")
     elif separator:
         rest = rest.strip("/") if scheme.lower() == "hf" else ""
     else:
         host, _, path = text.partition("/")
-        rest = path if host in _hosts() else text
+        rest = path if host in _hub_hosts() else text
     if (page := _PAGE.fullmatch(rest)) is not None and _REFERENCE.fullmatch(page["repo"]):
         return Reference(page["repo"], page["file"], page["revision"])
     found = _REFERENCE.fullmatch(rest)
@@ -104,7 +104,7 @@ def reference(text: str) -> Reference | None:
     return Reference(found["repo"], found["quantisation"]) if found is not None else None
 
 
-def _names() -> dict[str, str]:
+def _well_known_names() -> dict[str, str]:
     """The well-known names with their repositories."""
     lines = Path(__file__).with_name("hub_names.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
@@ -112,15 +112,15 @@ def _names() -> dict[str, str]:
 
 def sizes(name: str) -> list[str]:
     """The well-known names of this family, whatever its tag."""
-    names = list(_names())
+    names = list(_well_known_names())
     own = name.lower().partition(":")[0]
     return [one for one in names if one.partition(":")[0] == own]
 
 
-def _well_known(text: str) -> Reference | None:
+def _well_known_reference(text: str) -> Reference | None:
     """`llama3.2`, `llama3.2:latest`, `llama3.2:1b`, `llama3.2:1b-instruct-q8_0`; None: it is no such name."""
     family, _, tag = text.lower().partition(":")
-    of_family, names = sizes(family), _names()
+    of_family, names = sizes(family), _well_known_names()
     if tag in ("", "latest"):
         return Reference(names[of_family[0]], name=family) if of_family else None
     found = _TAG.fullmatch(tag)
@@ -128,7 +128,7 @@ def _well_known(text: str) -> Reference | None:
     return Reference(repo, found["quantisation"], name=text.lower()) if found is not None and repo is not None else None
 
 
-def _hosts() -> tuple[str, ...]:
+def _hub_hosts() -> tuple[str, ...]:
     return tuple(dict.fromkeys((urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc or _HOSTS[1], *_HOSTS)))
 
 
@@ -144,11 +144,11 @@ def variants(wanted: Reference) -> list[Variant]:
         groups.setdefault(_PART.sub("", file.name[: -len(GGUF)]), []).append(file)
     groups = {stem: files for stem, files in groups.items() if _is_whole(files)}
     if not groups:
-        return [_folder(wanted, listing)]
+        return [_safetensors_variant(wanted, listing)]
     beside = () if projector is None else (projector,)
-    labels = _labels(groups)
+    labels = _variant_labels(groups)
     found = [Variant(labels[stem], (*files, *beside)) for stem, files in groups.items()]
-    return sorted(_measured(wanted, listing, found), key=lambda variant: -variant.size_bytes)
+    return sorted(_with_memory(wanted, listing, found), key=lambda variant: -variant.size_bytes)
 
 
 def name_of(repo: str) -> str:
@@ -180,7 +180,7 @@ def _projector(listing: hub.Listing) -> File | None:
     return min(found, key=lambda file: (order.get(quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
 
 
-def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
+def _variant_labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
     """The label of each file: its quantisation, or the file's name where that is unknown, or not unique."""
     labels = [quantisation(stem) for stem in stems]
     return {
@@ -189,7 +189,7 @@ def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
     }
 
 
-def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant]) -> Iterator[Variant]:
+def _with_memory(wanted: Reference, listing: hub.Listing, found: Sequence[Variant]) -> Iterator[Variant]:
     """The variants with entry and memory. The header is read from a sparse file that is as long as the real one."""
     adapter = REGISTRY.get("llama_server")
     start = hub.head(listing, min((variant.files[0] for variant in found), key=lambda file: file.size), HEADER_BYTES)
@@ -212,7 +212,7 @@ def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant])
             yield Variant(variant.label, variant.files, entry, -(-need // MIB), detail)
 
 
-def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
+def _safetensors_variant(wanted: Reference, listing: hub.Listing) -> Variant:
     """A repository of safetensors, as one variant. Raises NotFoundError where no runtime is sure to run it."""
     there = {file.name: file for file in listing.files}
     weights = tuple(file for file in listing.files if file.name.endswith(".safetensors") and "/" not in file.name)

@@ -158,7 +158,7 @@ def offer(catalog: Catalog, wanted: Reference) -> Offer:
     Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where the wanted one doesn't fit.
     """
     found = tuple(hub_models.variants(wanted))
-    device = max(_places(catalog, found[0]), key=lambda device: device.spec.usable_mib)
+    device = max(_allowed_devices(catalog, found[0]), key=lambda device: device.spec.usable_mib)
     room = device.spec.usable_mib
     where = f"{device.label} has {output.mib(room)}"
     if wanted.quantisation is not None:
@@ -220,7 +220,7 @@ def add(
     pull.make_room(downloads)
     pull.fetch(downloads, echo, show_amount)
     runtimes_dir = catalog.server.runtimes_dir
-    _installed(model, runtimes_dir, _devices(catalog), echo)
+    _install_program(model, runtimes_dir, _machine_devices(catalog), echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
     problems += tuple(map(str, check_devices(catalog, (found.device.spec,), (model.spec(),))))
     if problems:
@@ -250,7 +250,7 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
     names, _, catalog = with_files(place, found, given)
     install_for([catalog.resolve(name).model for name in names.values()], catalog, echo)
     with place.changing() as now:
-        known = _entered(now.catalog)
+        known = _entries_by_path(now.catalog)
         names, text, catalog = with_files(now, found, given)
         if text != now.text:
             now.write(text)
@@ -268,13 +268,13 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
 
 def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
     """The names of these models by their paths, and the configuration with an entry for each that had none."""
-    names = _entered(place.catalog)
+    names = _entries_by_path(place.catalog)
     taken = {str(one.id) for one in place.catalog.models.values() if not place.catalog.is_local(one)}
     taken |= place.catalog.virtual.keys()
     entries: dict[str, Mapping[str, JsonValue]] = {}
     for model in found:
         if model.path not in names:
-            names[model.path] = name = _unused(taken, given) if given is not None else model.name(taken)
+            names[model.path] = name = _check_name(taken, given) if given is not None else model.name(taken)
             taken.add(name)
             entries[name] = model.entry
         elif given is not None and names[model.path] != given:
@@ -283,13 +283,13 @@ def with_files(place: Target, found: Sequence[LocalModel], given: str | None) ->
     return {model.path: names[model.path] for model in found}, text, load_text(text, place.path)
 
 
-def _entered(catalog: Catalog) -> dict[Path, str]:
+def _entries_by_path(catalog: Catalog) -> dict[Path, str]:
     """The models with an entry of their own, by the paths of their files."""
     own = (one for one in catalog.models.values() if not catalog.is_local(one))
     return {path: str(one.id) for one in own if (path := getattr(one.config, "path", None)) is not None}
 
 
-def _unused(taken: set[str], name: str) -> str:
+def _check_name(taken: set[str], name: str) -> str:
     """The name that was given. Raises InvalidRequestError for one that is none, or another model's."""
     if not is_name(name):
         raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
@@ -333,22 +333,22 @@ def remove(place: Target, name: str) -> None:
 
 def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) -> None:
     """Install the missing programs of these models. Raises UnusableError, InstallError."""
-    runtimes_dir, devices = catalog.server.runtimes_dir, _devices(catalog)
+    runtimes_dir, devices = catalog.server.runtimes_dir, _machine_devices(catalog)
     for model in models:
-        _installed(model, runtimes_dir, devices, echo)
+        _install_program(model, runtimes_dir, devices, echo)
 
 
 def print_device_note(catalog: Catalog, name: str, echo: Echo) -> None:
     """Print a warning where the model of this name computes on the processor although there is a GPU."""
     model = replace(catalog.resolve(name).model, runtimes_dir=catalog.server.runtimes_dir)
-    note = on_processor(model, [device.spec for device in _devices(catalog)])
+    note = on_processor(model, [device.spec for device in _machine_devices(catalog)])
     if note is not None:
         echo(f"{name}: {note}")
 
 
-def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
+def _allowed_devices(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
     """The devices that a model of this kind may run on: GPUs, unless its runtime is installed for the processor alone."""
-    devices = _devices(catalog)
+    devices = _machine_devices(catalog)
     adapter = REGISTRY.get(str(variant.entry.get("runtime", LlamaServerAdapter.name)))
     made = program(catalog.server.runtimes_dir / adapter.name) if adapter.requirements is not None else None
     kinds = None if made is None or made.device is None else MADE_FOR[made.device]
@@ -356,11 +356,11 @@ def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
     return [device for device in devices if device.id in mine]
 
 
-def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
+def _machine_devices(catalog: Catalog) -> Sequence[DeviceInfo]:
     return asyncio.run(open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)).devices
 
 
-def _installed(model: CatalogModel, runtimes_dir: Path, devices: Sequence[DeviceInfo], echo: Echo) -> None:
+def _install_program(model: CatalogModel, runtimes_dir: Path, devices: Sequence[DeviceInfo], echo: Echo) -> None:
     """Install the program of the model's worker if it is missing, for the GPU if there is one.
 
     Raises UnusableError for a problem that only a person can mend.

@@ -151,27 +151,27 @@ def _kernels(model: CatalogModel, download: Download | None) -> tuple[Kernel, ..
     """The kernels that its worker will load; a problem with its config.json is kept in the model's download."""
     adapter = REGISTRY.get(model.config.runtime)
     try:
-        return adapter.kernels(model.config, functools.partial(_described, model, download))
+        return adapter.kernels(model.config, functools.partial(_model_config, model, download))
     except (hub.HubError, OSError, ValueError) as error:
         if download is not None and download.problem is None:
             download.problem = str(error)
         return ()
 
 
-def _described(model: CatalogModel, download: Download | None) -> Mapping[str, JsonValue]:
+def _model_config(model: CatalogModel, download: Download | None) -> Mapping[str, JsonValue]:
     """The model's config.json: from the hub where it has still to come. Empty without one."""
     if download is not None and download.copy is not None:
         for file in download.missing:
             if file.name == "config.json":
                 listing = download.copy.listing
-                return _object(hub.content(listing, file), f"{listing.repo}: its config.json")
+                return _parse_object(hub.content(listing, file), f"{listing.repo}: its config.json")
     path = getattr(model.config, "path", None)
     if isinstance(path, Path) and (path / "config.json").is_file():
-        return _object((path / "config.json").read_bytes(), f"{path / 'config.json'}")
+        return _parse_object((path / "config.json").read_bytes(), f"{path / 'config.json'}")
     return {}
 
 
-def _object(text: bytes, what: str) -> Mapping[str, JsonValue]:
+def _parse_object(text: bytes, what: str) -> Mapping[str, JsonValue]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -267,7 +267,7 @@ def fetch(wanted: Sequence[Download], echo: Echo, show_amount: ShowAmount | None
     with output.progress(frame), _showing_amount(show_amount, amount):
         for download in wanted:
             if download.problem is None:
-                _fetch(download, print_line)
+                _fetch_download(download, print_line)
     if failed := [
         f"{', '.join(str(model.id) for model in download.models)}: {download.problem}"
         for download in wanted
@@ -276,7 +276,7 @@ def fetch(wanted: Sequence[Download], echo: Echo, show_amount: ShowAmount | None
         raise PullError(f"{len(failed)} of {len(wanted)} could not be fetched:", detail=tuple(failed))
 
 
-def _fetch(download: Download, print_line: Echo) -> None:
+def _fetch_download(download: Download, print_line: Echo) -> None:
     assert download.copy is not None
     with download.keeping_problem():
         if download.missing:
@@ -301,12 +301,12 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
         if download.problem is not None:
             lines.append((names, repo, "-", "-", "?"))
         else:
-            to_get = _amount(download.still_bytes()) if download.missing else "-"
-            lines.append((names, repo, str(len(download.files)), _amount(download.size_bytes), to_get))
+            to_get = _size_text(download.still_bytes()) if download.missing else "-"
+            lines.append((names, repo, str(len(download.files)), _size_text(download.size_bytes), to_get))
     problems = [download.problem for download in wanted if download.problem is not None]
     size = sum(download.size_bytes for download in wanted)
     left = sum(download.still_bytes() for download in wanted)
-    total = f"{_amount(size)} total, {_amount(left)} to get"
+    total = f"{_size_text(size)} total, {_size_text(left)} to get"
     if unseen := sum(download.copy is None for download in wanted):
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):
@@ -340,5 +340,5 @@ def _merged_source(one: Source, other: Source) -> Source:
     return one.model_copy(update={"files": files})
 
 
-def _amount(size: int) -> str:
+def _size_text(size: int) -> str:
     return output.mib(-(-size // (1 << 20)))

@@ -60,7 +60,7 @@ OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 OnListening = Callable[[str, int], None]
 
 
-class _Remembered:
+class _SignalRecorder:
     """Handles a signal by noting it."""
 
     came = False
@@ -77,7 +77,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
-    signal.signal(signal.SIGHUP, _Remembered())  # until it is ready there is nothing to reload, nor to end for that
+    signal.signal(signal.SIGHUP, _SignalRecorder())  # until it is ready there is nothing to reload, nor to end for that
     keyring = keyring_of(catalog.server.api_keys)
     refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
@@ -128,7 +128,7 @@ async def serve(
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
         holdings = _holdings(catalog, lock, listeners, launcher, stores)
-        await _run(configuration, daemon, holdings, listeners, on_listening)
+        await _serve_with_local_key(configuration, daemon, holdings, listeners, on_listening)
 
 
 async def take_over(
@@ -160,7 +160,7 @@ async def take_over(
         own_stderr()
         takeover.adopt(daemon, launcher, configured)
         holdings = _holdings(catalog, inherited.lock, listeners, launcher, stores)
-        await _run(configuration, daemon, holdings, listeners, on_listening, takeover)
+        await _serve_with_local_key(configuration, daemon, holdings, listeners, on_listening, takeover)
 
 
 def _cancel_on_signals() -> None:
@@ -182,7 +182,7 @@ def _holdings(
     return Holdings(address, descriptors, lock, launcher, stores, answers_at)
 
 
-async def _run(
+async def _serve_with_local_key(
     configuration: Configuration,
     daemon: Daemon,
     holdings: Holdings,
@@ -191,11 +191,11 @@ async def _run(
     takeover: Takeover | None = None,
 ) -> None:
     with contextlib.ExitStack() as offering:
-        daemon.local_key = _offer(offering, listeners.main)
-        await _serve(configuration, daemon, holdings, listeners, on_listening, takeover)
+        daemon.local_key = _offer_local_key(offering, listeners.main)
+        await _serve_application(configuration, daemon, holdings, listeners, on_listening, takeover)
 
 
-def _offer(offering: contextlib.ExitStack, listener: socket.socket) -> Key | None:
+def _offer_local_key(offering: contextlib.ExitStack, listener: socket.socket) -> Key | None:
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
     addresses, port = reached_at(listener), listener.getsockname()[1]
     try:
@@ -203,18 +203,18 @@ def _offer(offering: contextlib.ExitStack, listener: socket.socket) -> Key | Non
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
-    offering.callback(asyncio.create_task(_offer_on(access)).cancel)
+    offering.callback(asyncio.create_task(_keep_offering(access)).cancel)
     return local_key(access.key)
 
 
-async def _offer_on(access: local_access.LocalAccess) -> None:
+async def _keep_offering(access: local_access.LocalAccess) -> None:
     while True:
         await asyncio.sleep(OFFERED_WITHIN_S)
         with contextlib.suppress(OSError):
             local_access.offer_again(access)
 
 
-async def _serve(
+async def _serve_application(
     configuration: Configuration,
     daemon: Daemon,
     holdings: Holdings,
@@ -250,7 +250,7 @@ async def _until_stopped(
     on_signals(end, signal.SIGTERM, signal.SIGINT, within_s=partial(_longest_end_s, daemon, stopping))
     early = signal.getsignal(signal.SIGHUP)
     on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
-    if isinstance(early, _Remembered) and early.came:
+    if isinstance(early, _SignalRecorder) and early.came:
         reloader.begin("SIGHUP")
     engine.start()
     settle_garbage_collector()

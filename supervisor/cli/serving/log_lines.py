@@ -30,7 +30,7 @@ LONGEST: Final = 48_000  # systemd's journal breaks lines at 48 KiB
 MOST_WAITING: Final = 1 << 20  # bytes that wait for a stuck reader, besides what a thread is writing
 LOOK_EVERY: Final = 100  # lines
 EXIT_WAIT_S: Final = 1.0  # for a stuck reader
-_SHORTER: Final = (8192, 512, 32)  # bytes of a value, until the line is short enough
+_VALUE_LIMITS: Final = (8192, 512, 32)  # bytes of a value, until the line is short enough
 
 # Those beyond ASCII, which msgspec leaves as they are: C1, line separators, what turns the direction of text.
 _CONTROLS: Final = re.compile(rb"\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
@@ -48,30 +48,30 @@ class Lines:
     def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes] = b"%d lines dropped".__mod__) -> None:
         self._descriptor = descriptor
         self._dropped_line = dropped_line
-        self._send = _without_waiting(descriptor)
+        self._send = _nonblocking_writer(descriptor)
         self._lines: deque[bytes] = deque()
-        self._due = False  # a write is scheduled
-        self._writing = threading.Lock()
-        self._stuck = False  # a thread waits for the reader and writes
-        self._waiting: threading.Thread | None = None  # the last such thread
-        self._rest = b""  # taken from `_lines`, not yet written
-        self._torn = False  # a line was written in part
-        self._failed = 0  # lines that could not be written: counted by whoever holds `_writing`
-        self._shortening = threading.Lock()
-        self._overflowed = 0  # lines that nobody read in time: counted by whoever holds `_shortening`
+        self._is_write_due = False  # a write is scheduled
+        self._writing_lock = threading.Lock()
+        self._is_reader_stuck = False  # a thread waits for the reader and writes
+        self._waiting_thread: threading.Thread | None = None  # the last such thread
+        self._unwritten = b""  # taken from `_lines`, not yet written
+        self._is_line_begun = False  # a line was written in part
+        self._failed_count = 0  # lines that could not be written: counted by whoever holds `_writing_lock`
+        self._dropping_lock = threading.Lock()
+        self._overflowed_count = 0  # lines that nobody read in time: counted by whoever holds `_dropping_lock`
         self._next_look = LOOK_EVERY
         self._reported = 0
 
     @property
     def dropped(self) -> int:
         """How many lines were lost so far."""
-        return self._failed + self._overflowed
+        return self._failed_count + self._overflowed_count
 
     def info(self, line: bytes) -> None:
         """Write the line at the end of the loop's turn; at once where no loop runs."""
         self._lines.append(line)
-        if not self._due:
-            self._due = True
+        if not self._is_write_due:
+            self._is_write_due = True
             try:
                 asyncio.get_running_loop().call_soon(self.write)
             except RuntimeError:  # before or after the loop, or in a thread
@@ -84,96 +84,96 @@ class Lines:
 
         Never waits for the lock: garbage collection may log in the middle of this. The thread that holds it writes our lines, too.
         """
-        self._due = False
-        while self._lines and not self._stuck and self._writing.acquire(False):
+        self._is_write_due = False
+        while self._lines and not self._is_reader_stuck and self._writing_lock.acquire(False):
             try:
-                self._stuck = not self._advance(self._send)
+                self._is_reader_stuck = not self._write_some(self._send)
             finally:
-                self._writing.release()
-            if self._stuck:
-                self._begin_to_wait()
+                self._writing_lock.release()
+            if self._is_reader_stuck:
+                self._start_waiting()
         if self._lines:
-            self._shorten()
+            self._drop_oldest()
 
     def reopen(self) -> None:
         """The descriptor is another file from now on. Lines that are unwritten by then go there."""
         self.write()
-        with self._writing:
-            self._send = _without_waiting(self._descriptor)
+        with self._writing_lock:
+            self._send = _nonblocking_writer(self._descriptor)
 
     def flush(self) -> None:
         """At exit, write the remaining lines, also those that an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
         self.write()
-        if self._waiting is not None:
-            self._waiting.join(EXIT_WAIT_S)
+        if self._waiting_thread is not None:
+            self._waiting_thread.join(EXIT_WAIT_S)
 
-    def _advance(self, send: Callable[[bytes], int] | None) -> bool:
-        """Write as much as there is room for; False: some is left. Only for the holder of `_writing`."""
+    def _write_some(self, send: Callable[[bytes], int] | None) -> bool:
+        """Write as much as there is room for; False: some is left. Only for the holder of `_writing_lock`."""
         if send is None:
             return False
         try:
-            while self._rest or self._take():
-                written = send(self._rest)
-                self._torn = self._rest[written - 1] != ord("\n")
-                self._rest = self._rest[written:]
+            while self._unwritten or self._take_lines():
+                written = send(self._unwritten)
+                self._is_line_begun = self._unwritten[written - 1] != ord("\n")
+                self._unwritten = self._unwritten[written:]
         except BlockingIOError:
             return False
         except OSError:  # a full disk, or the reader is gone
-            begun = self._rest.index(b"\n") + 1 if self._torn else 0
-            self._failed += self._rest.count(b"\n", begun)
-            self._rest = self._rest[:begun]
+            begun = self._unwritten.index(b"\n") + 1 if self._is_line_begun else 0
+            self._failed_count += self._unwritten.count(b"\n", begun)
+            self._unwritten = self._unwritten[:begun]
         return True
 
-    def _take(self) -> bool:
-        """Move the waiting lines to `_rest`. False: there are none."""
+    def _take_lines(self) -> bool:
+        """Move the waiting lines to `_unwritten`. False: there are none."""
         lines = []
         try:
             while self._lines:
                 lines.append(self._lines.popleft())
-        except IndexError:  # `_shorten` took the last one
+        except IndexError:  # `_drop_oldest` took the last one
             pass
         if lines and (missing := self.dropped - self._reported):
             self._reported += missing
             lines.insert(0, self._dropped_line(missing))
-        self._rest = b"\n".join([*lines, b""])
+        self._unwritten = b"\n".join([*lines, b""])
         return bool(lines)
 
-    def _begin_to_wait(self) -> None:
+    def _start_waiting(self) -> None:
         try:
             waiting = threading.Thread(target=self._wait_and_write, name="log", daemon=True)
             waiting.start()
-            self._waiting = waiting
+            self._waiting_thread = waiting
         except RuntimeError:  # no more threads: the next line tries again
-            self._stuck = False
+            self._is_reader_stuck = False
 
     def _wait_and_write(self) -> None:
         poller = select.poll()
         poller.register(self._descriptor, select.POLLOUT)
         send = self._send or partial(os.write, self._descriptor)
-        while self._stuck:
+        while self._is_reader_stuck:
             poller.poll()
-            with self._writing:
-                self._stuck = not self._advance(send)
+            with self._writing_lock:
+                self._is_reader_stuck = not self._write_some(send)
         self._next_look = LOOK_EVERY
         self.write()  # what came in the last moment
 
-    def _shorten(self) -> None:
+    def _drop_oldest(self) -> None:
         """Drop the oldest lines beyond `MOST_WAITING`. Looks seldom, because adding up takes as long as making a line."""
-        if len(self._lines) < self._next_look or not self._shortening.acquire(False):
+        if len(self._lines) < self._next_look or not self._dropping_lock.acquire(False):
             return
         try:
-            size = sum(map(len, _copied(self._lines)))
+            size = sum(map(len, _snapshot(self._lines)))
             while size > MOST_WAITING:
                 size -= len(self._lines.popleft())
-                self._overflowed += 1
+                self._overflowed_count += 1
         except IndexError:  # the reader has taken them all
             pass
         finally:
             self._next_look = len(self._lines) + LOOK_EVERY
-            self._shortening.release()
+            self._dropping_lock.release()
 
 
-def _copied(lines: deque[bytes]) -> tuple[bytes, ...]:
+def _snapshot(lines: deque[bytes]) -> tuple[bytes, ...]:
     """The lines at one moment, though threads, or objects that garbage collection ends, add and take lines during the copy."""
     while True:
         try:
@@ -182,7 +182,7 @@ def _copied(lines: deque[bytes]) -> tuple[bytes, ...]:
             continue
 
 
-def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:
+def _nonblocking_writer(descriptor: int) -> Callable[[bytes], int] | None:
     """A function that writes to the descriptor, and raises BlockingIOError where the reader is stuck. None: there is none.
 
     O_NONBLOCK would belong to everybody who shares the open file, such as the shell: so pipes and terminals are opened anew.
@@ -211,11 +211,11 @@ def json_line(fields: Mapping[str, object]) -> bytes:
         line = b""
     if line.isascii() and 0 < len(line) <= LONGEST:
         return line
-    for most in _SHORTER:
-        if 0 < len(line) <= LONGEST and len(line := _escaped(line)) <= LONGEST:
+    for most in _VALUE_LIMITS:
+        if 0 < len(line) <= LONGEST and len(line := _escape_controls(line)) <= LONGEST:
             return line
-        line = _encode({name: _short(value, most) for name, value in fields.items()})
-    return _escaped(line)
+        line = _encode({name: _shortened(value, most) for name, value in fields.items()})
+    return _escape_controls(line)
 
 
 def line_of(first: msgspec.Struct, fields: Mapping[str, object]) -> bytes:
@@ -227,11 +227,11 @@ def line_of(first: msgspec.Struct, fields: Mapping[str, object]) -> bytes:
     return line if line.isascii() and 0 < len(line) <= LONGEST else json_line(msgspec.to_builtins(first) | fields)
 
 
-def _escaped(line: bytes) -> bytes:
+def _escape_controls(line: bytes) -> bytes:
     return _CONTROLS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), line)
 
 
-def _short(value: object, most: int) -> object:
+def _shortened(value: object, most: int) -> object:
     """The value itself, or a shortened text of it."""
     try:
         encoded = _encode(value)
@@ -241,10 +241,10 @@ def _short(value: object, most: int) -> object:
         if len(encoded) <= most:
             return msgspec.Raw(encoded)
         text = value if isinstance(value, str) else encoded.decode()
-    return _cut(text, most).encode("utf-8", "backslashreplace").decode()
+    return _truncate_middle(text, most).encode("utf-8", "backslashreplace").decode()
 
 
-def _cut(text: str, most: int) -> str:
+def _truncate_middle(text: str, most: int) -> str:
     left_out = len(text) - most
     if left_out <= 0:
         return text
@@ -259,7 +259,7 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-class _Shown(str):
+class _Verbatim(str):
     """A text that the console renderer takes as it is."""
 
     __slots__ = ()
@@ -270,11 +270,11 @@ def for_terminals(event: EventDict) -> EventDict:
     """Values as text in which nothing moves the cursor or begins a line; only tracebacks have several lines."""
     for name, value in event.items():
         if not isinstance(value, str):
-            event[name] = _Shown(_printable(_cut(shown(value), LONGEST)))
+            event[name] = _Verbatim(_printable(_truncate_middle(shown(value), LONGEST)))
         elif name in {"event", "exception"}:
-            event[name] = _printable(_cut(value, LONGEST), "\n\t" if name == "exception" else "")
+            event[name] = _printable(_truncate_middle(value, LONGEST), "\n\t" if name == "exception" else "")
         elif len(value) > LONGEST or not value.isprintable():
-            event[name] = _Shown(repr(_cut(value, LONGEST)))
+            event[name] = _Verbatim(repr(_truncate_middle(value, LONGEST)))
     return event
 
 

@@ -37,7 +37,7 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     terminal = os.isatty(descriptor)
     stamp = _Stamp()
     as_json = form == "json" or (form == "auto" and not terminal)
-    render: _Render = (lambda _log, _method, event: json_line(event)) if as_json else _columns(colors=terminal)
+    render: _Render = (lambda _log, _method, event: json_line(event)) if as_json else _console_renderer(colors=terminal)
 
     def dropped_line(count: int) -> bytes:
         return render(None, "warning", stamp(None, "warning", {"event": "log.dropped", "lines": count}))
@@ -52,9 +52,9 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_FromLogging(lines)], force=True)
     logging.captureWarnings(True)
-    sys.excepthook = _uncaught
-    threading.excepthook = _uncaught_in_thread
-    sys.unraisablehook = _unraisable
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+    sys.unraisablehook = _log_unraisable
 
 
 def reopen() -> None:
@@ -89,18 +89,18 @@ class _Stamp:
     """
 
     def __init__(self) -> None:
-        self._made = (-1, "", "")  # replaced as a whole: threads log, too
+        self._formatted = (-1, "", "")  # replaced as a whole: threads log, too
 
     def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
         now = event.pop("_at", None) or time.time()
         if (line := event.pop("_line", None)) is not None:
             event |= msgspec.to_builtins(line)
-        second, prefix, offset = self._made
+        second, prefix, offset = self._formatted
         if int(now) != second:
             second = int(now)
             local = time.localtime(second)
             prefix, offset = time.strftime("%Y-%m-%dT%H:%M:%S", local), time.strftime("%z", local)
-            self._made = (second, prefix, offset)
+            self._formatted = (second, prefix, offset)
         event["level"] = method
         event["timestamp"] = f"{prefix}.{_MILLISECONDS[int((now - second) * 1000)]}{offset}"
         return event
@@ -127,7 +127,7 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
     return JsonLogger
 
 
-def _columns(*, colors: bool) -> _Render:
+def _console_renderer(*, colors: bool) -> _Render:
     # Not its usual tracebacks: they would show local variables, which hold prompts and keys.
     render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
@@ -156,17 +156,17 @@ class _FromLogging(logging.Handler):
         log.log(level, message.strip(), logger=record.name, **fields)
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     log.error("exception.uncaught", exc_info=(kind, error, trace))
 
 
-def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_type is not SystemExit:
         thread = args.thread.name if args.thread is not None else None
         log.error("exception.uncaught", thread=thread, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
 
 
-def _unraisable(args: UnraisableHookArgs) -> None:
+def _log_unraisable(args: UnraisableHookArgs) -> None:
     """An exception that nobody could catch, such as one in a `__del__`."""
     where = f"{args.err_msg or 'Exception ignored in'}: {shown(args.object)}"
     log.error("exception.unraisable", where=where, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))

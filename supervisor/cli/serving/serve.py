@@ -61,13 +61,13 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
     refuse_unknown_uvicorn()
     if local:
-        _install_for(catalog, lambda line: click.echo(line, err=as_json))
+        _install_runtimes(catalog, lambda line: click.echo(line, err=as_json))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
         folder = catalog.server.runtimes_dir  # plain: its models are too small to need a GPU
         install(DEMO_RUNTIME, folder, lambda line: click.echo(f"  {line}", err=as_json), plain=True)
     configure(catalog.server.log_level, catalog.server.log_format)
-    _say_source(configuration)
+    _log_source(configuration)
     gc.disable()  # what a start makes stays; `settle_garbage_collector` begins
     from supervisor.cli.serving.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
@@ -78,7 +78,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     run(configuration, catalog, on_listening=on_listening, takeover=takeover)
 
 
-def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
+def _install_runtimes(catalog: Catalog, echo: Callable[[str], None]) -> None:
     """Install the runtimes that the models of a folder need; where one fails the other models are served all the same."""
     from supervisor.cli.models.model_entries import install_for  # noqa: PLC0415  # only here
 
@@ -91,7 +91,7 @@ def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
             echo(f"{model.id}: {error}")
 
 
-def _say_source(configuration: Configuration) -> None:
+def _log_source(configuration: Configuration) -> None:
     """Print whose settings are served, if they come from no file of llmux's, or llm-pool's variables are set."""
     if configuration.foreign is not None and not configuration.foreign.files:
         log.info("configuration.variables", hint="llmux config show says which variable says what")

@@ -397,13 +397,13 @@ class TestWriting:
         log.info(b"x" * 200_000)
         monkeypatch.setattr(log_lines, "EXIT_WAIT_S", 0.1)
         log.flush()
-        assert log._stuck
+        assert log._is_reader_stuck
         reading = threading.Thread(target=read_lines, args=(reader, 1))
         monkeypatch.setattr(log_lines, "EXIT_WAIT_S", LIMIT_S)
         reading.start()
         log.flush()
         reading.join()
-        assert not log._stuck
+        assert not log._is_reader_stuck
 
     def test_reader_gone(self, pipe):
         reader, writer = pipe

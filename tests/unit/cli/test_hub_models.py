@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.catalog.assembly import is_name
-from supervisor.cli.models.hub_models import Reference, _names, is_named, name_of, reference
+from supervisor.cli.models.hub_models import Reference, _well_known_names, is_named, name_of, reference
 from supervisor.errors import InvalidRequestError
 from tests.support.cases import cases
 
@@ -84,7 +84,7 @@ class TestWellKnownNames:
         assert reference(text) == wanted
 
     def test_all_of_the_list(self):
-        names = _names()
+        names = _well_known_names()
         assert len(names) > 40
         for name, repo in names.items():
             assert reference(name) == Reference(repo, name=name)

@@ -29,7 +29,7 @@ class TestOffer:
     def test_taken(self, folder, monkeypatch, device, labels, taken, head):
         variants = [Variant(label, (), need_mib=9000 - index) for index, label in enumerate(labels)]
         monkeypatch.setattr(hub_models, "variants", lambda _wanted: variants)
-        monkeypatch.setattr(model_entries, "_devices", lambda _catalog: [device])
+        monkeypatch.setattr(model_entries, "_machine_devices", lambda _catalog: [device])
         found = model_entries.offer(model_entries.target(folder.path / "llmux.yaml").catalog, Reference("o/r"))
         assert found.taken.label == taken
         assert bool(found.why) == (taken == "Q4_K_M")

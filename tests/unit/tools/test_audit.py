@@ -82,14 +82,14 @@ class TestAudit:
         assert capsys.readouterr().out.startswith("audited nothing: the database could not be asked: ")
 
     def test_a_database_that_goes_away_is_no_success(self, database, capsys, monkeypatch):
-        ask = audit._ask
+        ask = audit._audit_batch
 
         def once(batch, words):
             found = ask(batch, words)
             database.status = 500
             return found
 
-        monkeypatch.setattr(audit, "_ask", once)
+        monkeypatch.setattr(audit, "_audit_batch", once)
         assert audit.audit({"good==1.0", "good==2.0"}, ["--osv-url", database.url]) == audit.NOT_AUDITED
         assert capsys.readouterr().out.startswith("audited 1 of 2 packages: ")
 
