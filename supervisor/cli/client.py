@@ -1,6 +1,6 @@
 """The client of a running daemon: plain blocking HTTP from the standard library, imported with the first request.
 
-It never uses a proxy: requests to a daemon on this machine, and their key, must not pass through one.
+The client never uses a proxy: requests to a daemon on this machine, and their key, must not pass through one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 Json = dict[str, object]
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
-"""Names and values; None: not given."""
+"""Query parameters by name; None: not given."""
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
-TASK: Final = "task:"  # as the catalog has it, which a command doesn't import to be declared
+TASK: Final = "task:"  # equals the catalog's constant, which commands must not import
 COMPLETION_S: Final = 0.3
 TIMEOUT_S: Final = 10.0
 _ERRORS: Final[dict[int, type[LlmuxError]]] = {
@@ -53,8 +53,8 @@ class ServerSent:
 
 
 def url_of(host: str, port: int) -> str:
-    """The address of a daemon that listens there, for clients on this machine: everywhere is on loopback too."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
+    """The URL of a daemon that listens on this host and port, for clients on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # a daemon that binds a wildcard address answers on loopback
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -63,17 +63,17 @@ def quoted(name: str) -> str:
 
 
 class OtherVersionError(LlmuxError):
-    """An answer that this version doesn't understand."""
+    """An answer that this version can't parse."""
 
     code = "other_version"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path. `cli.operations` has all."""
+    """A method and path of the API. `cli.operations` lists them."""
 
     method: str
-    path: str  # /v1/admin/models/{name}
+    path: str  # such as /v1/admin/models/{name}
 
     def at(self, query: Query | None = None, **places: str) -> str:
         """The path of one request."""
@@ -87,7 +87,7 @@ class Operation:
 class Call(Operation, Generic[T]):
     """An operation that answers with a struct, whose type is imported when the operation is called."""
 
-    answer: str  # model.ModelView of supervisor.schema
+    answer: str  # such as model.ModelView, a struct of supervisor.schema
 
     def kind(self) -> type[T]:
         module, _, name = self.answer.partition(".")
@@ -97,7 +97,7 @@ class Call(Operation, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A daemon and the key for it: by default the one that it offers to its own user on this machine.
+    """A daemon's URL and a key: by default the key that the daemon offers to its own user on this machine.
 
     Requests raise UnreachableError, or the daemon's own error.
     """
@@ -106,7 +106,7 @@ class Client:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        """Clients are given the address with `/v1`; so may we be."""
+        """Also accept the URL with `/v1`, as other clients use it."""
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1").rstrip("/"))
 
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Json:
@@ -152,7 +152,7 @@ class Client:
             return []
 
     def serves(self, name: str) -> bool:
-        """Does the daemon have a model of this name for clients?"""
+        """Whether the daemon has a model of this name for clients."""
         try:
             self.get(f"/v1/models/{quoted(name)}")
         except NotFoundError:
@@ -160,7 +160,7 @@ class Client:
         return True
 
     def events(self, path: str, *, method: str = "GET", body: Json | None = None) -> Generator[ServerSent, None, None]:
-        """Server-sent events as they come, until the daemon ends them. Closing the iterator hangs up."""
+        """Server-sent events as they come, until the daemon ends the stream. Closing the iterator closes the connection."""
         kind, identity, data = "message", None, list[str]()
         with self._response(method, path, None, body) as response:
             for raw in response:
@@ -184,7 +184,7 @@ class Client:
 
     @contextmanager
     def _response(self, method: str, path: str, timeout_s: float | None, body: object) -> Iterator[HTTPResponse]:
-        """The answer to a request on a connection of its own, which ends with the block, also where it breaks."""
+        """The response to a request on a new connection, which is closed when the block ends, also by an exception."""
         from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415  # half of the start
 
         try:
@@ -195,7 +195,7 @@ class Client:
         if parts.scheme not in {"http", "https"} or not host:
             raise InvalidRequestError(f"{self.url} is no URL of a daemon, such as http://127.0.0.1:8081.")
         access = self._offered(host, port or 80)
-        # Of `localhost`'s addresses only that of the daemon: on the other one may be somebody who would take the key.
+        # Use only the daemon's own address of `localhost`: on the other one a stranger might listen and get the key.
         host, key = (access.host, access.key) if access is not None else (host, self.key)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if body is not None:
@@ -217,7 +217,7 @@ class Client:
                 others = " or ".join(other.url for other in local_access.running())
                 remedy = f"One of yours runs elsewhere: --url {others}" if others else "Start one with: llmux serve"
                 raise UnreachableError(f"No daemon answers at {self.url} ({why}). {remedy}") from error
-            except UnicodeError as error:  # in a key that is none, or in the host
+            except UnicodeError as error:  # a character in the key or the host that HTTP can't carry
                 message = f"The address or the key has characters that can't be sent ({error})."
                 raise InvalidRequestError(message) from error
 
@@ -247,7 +247,7 @@ def part(answer: Json, field: str) -> Json:
 
 
 def error_of(fields: Json, status: int, path: str) -> LlmuxError:
-    """The daemon's error answer to a request of `path` as an exception, with what to do next."""
+    """The daemon's error answer to a request of `path` as an exception, with the remedy."""
     message = str(fields.get("message", f"HTTP {status}"))
     if status in {401, 403}:
         scope = "admin" if path.startswith("/v1/admin") else "inference"

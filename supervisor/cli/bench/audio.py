@@ -1,4 +1,4 @@
-"""Sound without a library: something that is shaped like speech, and how long a WAV is."""
+"""Sound without a library: a signal shaped like speech, and the length of a WAV file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import pi, sin
 from typing import Final
 
 RATE: Final = 16_000
-SECONDS: Final = 30  # what Whisper hears at once
+SECONDS: Final = 30  # Whisper's window
 WAV_HEAD: Final = 44
 _PHRASE_S: Final = 3
 
@@ -19,7 +19,7 @@ _PHRASE_S: Final = 3
 def murmur() -> bytes:
     """SECONDS of syllables, four a second, as WAV: a voice's pitch and overtones, rising and falling, with pauses.
 
-    Nobody understands it, but it is loud where speech is loud. About 200 ms.
+    It has no words, but its loudness rises and falls like that of speech. Takes about 200 ms.
     """
     phrase = array("h")
     phase = 0.0
@@ -40,6 +40,6 @@ def murmur() -> bytes:
 
 
 def seconds_of(content: bytes) -> float:
-    """How long a WAV with the usual head is, by its size: a streamed head doesn't know the length. 0 for anything else."""
+    """The length of a WAV with the usual head, by the file's size: a streamed head lacks the length. 0 for anything else."""
     a_second = int.from_bytes(content[28:32], "little")
     return (len(content) - WAV_HEAD) / a_second if content[:4] == b"RIFF" and a_second else 0.0

@@ -1,6 +1,6 @@
-"""Run the workload on each device in turn and report a row for each, and how many times as fast one is as the other.
+"""Run the workload on each device in turn; report a row for each device, and the ratio of their speeds.
 
-A device that fails keeps its row, with the reason; the others are still tried.
+A device that fails keeps its row, with the reason; the other devices are still measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Options:
 @dataclass
 class Result:
     device: DeviceInfo
-    cold: Round | None = None  # its first answer, before anything is compiled or cached
+    cold: Round | None = None  # the worker's first answer, before it has compiled or cached anything
     rounds: list[Round] = field(default_factory=list)
     estimate_mib: int | None = None
     measured_mib: int | None = None
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def rate(self) -> float | None:
-        """The median of its rounds; None where it failed."""
+        """The median rate of the rounds; None where the device failed."""
         return median(round_.rate for round_ in self.rounds) if self.rounds and self.problem is None else None
 
     def median_of(self, name: str) -> float | None:
@@ -75,7 +75,10 @@ class Comparison:
         return any(result.problem is not None for result in self.results)
 
     def ratio(self) -> Row | None:
-        """The GPU to the processor, else the first device to the last; None with less than two. Only the former has `met`."""
+        """The GPU's rate to the processor's, else the first device's to the last one's; None for fewer than two devices.
+
+        `wanted` and `met` are None for devices other than a GPU and the processor.
+        """
         rates = [(result.device, result.rate) for result in self.results if result.rate is not None]
         if len(rates) < 2:
             return None
@@ -171,9 +174,9 @@ def _figures_text(figures: Row) -> str:
 
 
 def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
-    """Try the model on each device; `echo` gets the progress. Blocks; a signal ends it and the worker.
+    """Measure the model on each device; `echo` gets the progress. Blocks; a signal ends the run and the worker.
 
-    Raises LlmuxError for what keeps it from beginning, KeyboardInterrupt.
+    Raises LlmuxError where the run can't begin, KeyboardInterrupt.
     """
     log_setup.configure("error", "console")
     catalog = configuration.required(config).read(check_files=False)
@@ -188,7 +191,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
 
 
 def _route(catalog: Catalog, name: str) -> Route:
-    """The model and rewrite that the name stands for. Raises NotFoundError, or BenchError for a model that can't be started here."""
+    """The model and rewrite of this name. Raises NotFoundError, or BenchError for a model that can't be started here."""
     route = catalog.route(name)
     if route is None:
         near = catalog.nearest(name)

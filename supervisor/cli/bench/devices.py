@@ -1,7 +1,7 @@
-"""The devices that a model can be tried on, and whether one has enough memory: as measured, and by the daemon's ledger.
+"""The devices that can run a model, and the check of their memory: as measured, and by the daemon's ledger.
 
-`cpu` is host memory, which every machine has, also where the daemon uses GPUs only; `cuda` is the GPU with the most free
-memory of those that the configuration allows the model.
+`cpu` is host memory, even where the daemon uses GPUs only; `cuda` is the GPU with the most free memory among those that the
+configuration allows the model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from supervisor.schema.memory import Device
 
 
 class BenchError(LlmuxError):
-    """A device is missing or full, or its worker failed; the message says what to do."""
+    """A device is missing or full, or its worker failed; the message has the remedy."""
 
     code = "bench_failed"
 
 
 def ledger_of(daemon: Client) -> Mapping[DeviceId, Device]:
-    """A daemon's devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
+    """The devices of a daemon's ledger; none where no daemon answers. Raises LlmuxError when the daemon refuses."""
     try:
         devices = daemon.call(operations.READ_MEMORY).devices
     except UnreachableError:
@@ -37,7 +37,7 @@ def ledger_of(daemon: Client) -> Mapping[DeviceId, Device]:
 
 
 async def open_devices(catalog: Catalog) -> Opened:
-    """The GPUs that the configuration allows, and host memory. Raises ConfigError for one that isn't there."""
+    """The GPUs that the configuration allows, and host memory. Raises ConfigError for a missing GPU."""
     if catalog.devices == "auto":
         found = await open_sampler("auto")
         if not all(device.kind.accelerates for device in found.devices):
@@ -51,9 +51,9 @@ async def open_devices(catalog: Catalog) -> Opened:
 
 
 async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
-    """The devices that `words` mean (`cuda`, `cpu`, or their names), each once; without words one of each kind.
+    """The devices that `words` name (`cuda`, `cpu`, or a device's id), each once; without words one of each kind.
 
-    Raises BenchError naming what was found.
+    Raises BenchError, which lists the devices found.
     """
     free = {sample.id: sample.free_mib for sample in (await opened.sampler.sample({})).devices}
     (host,) = (device for device in opened.devices if not device.kind.accelerates)
@@ -81,7 +81,7 @@ async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[st
 async def check_memory(
     sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Device]
 ) -> int:
-    """The memory that the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
+    """The memory that the model is expected to take on the device, in MiB. Raises BenchError when less is free."""
     need = device.spec.need(model.spec())
     sampled = await sampler.sample({})
     free = next(

@@ -1,6 +1,6 @@
-"""`llmux bench --gpu-report`: which GPU computed with which driver and build, as one block that a stranger can paste.
+"""`llmux bench --gpu-report`: which GPU computed with which driver and build, as one block to paste into an issue.
 
-It names no machine, user, folder or model.
+The report names no machine, user, folder or model.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COLUMNS: Final = ("GPU", "Driver", "Build", "Computes", "llmux", "System")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One row for each GPU. `details`: further facts that explain why it computes, or why not."""
+    """One row for each GPU. `details`: further facts that explain why a GPU computes, or why not."""
 
     rows: tuple[tuple[str, ...], ...]
     details: tuple[str, ...]
 
     @property
     def failed(self) -> bool:
-        """Does a GPU not compute?"""
+        """Whether any GPU doesn't compute."""
         return any(not row[COLUMNS.index("Computes")].startswith("yes") for row in self.rows)
 
     def lines(self) -> list[str]:
@@ -86,7 +86,7 @@ def report(echo: Callable[[str], None]) -> Report:
 
 
 def driver_of(gpu: Gpu, machine: Machine) -> str:
-    """The driver of a GPU; for NVIDIA's with the newest CUDA whose programs it runs, for others with Vulkan's drivers."""
+    """The driver of a GPU; with the newest CUDA that NVIDIA's driver supports, or with the Vulkan drivers for other GPUs."""
     if gpu.vendor == "nvidia":
         cuda = f", CUDA {machine.cuda[0]}.{machine.cuda[1]}" if machine.cuda is not None else ""
         return f"{machine.driver or 'none'}{cuda}"

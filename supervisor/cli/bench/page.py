@@ -1,7 +1,7 @@
 """The fixed page that `llmux bench --ocr` shows to a model: a picture of a document, and the words on it.
 
-`page.png` was drawn from these lines by `python -m tools.ocr_page`. It stays the same, so that figures of different days and
-machines can be compared.
+`page.png` was drawn from these lines by `python -m tools.ocr_page`. The page stays the same, so that figures of different days
+and machines can be compared.
 """
 
 from __future__ import annotations

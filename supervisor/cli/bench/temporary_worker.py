@@ -1,7 +1,7 @@
 """One temporary worker on one device: started and watched like the daemon's workers, and always stopped.
 
-Its processes carry a mark of their own and its log has a folder of its own, so no daemon takes it for a leftover. Its port
-comes from the kernel, outside the range that a daemon gives to its workers.
+Its processes carry their own instance mark and its log has its own folder, so no daemon takes the worker for a leftover.
+The kernel picks the port, outside the range of a daemon's workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from supervisor.host.process.ports import PortRange
 from supervisor.host.upstream.upstream import UpstreamPool
 
 HOST = "127.0.0.1"
-END_S = 10.0  # from the moment its connections break to the end of a worker that dies
+END_S = 10.0  # from a dying worker's broken connections to the end of its process
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class TemporaryWorker:
     load_s: float
     sampler: MemorySampler
     log: Path
-    measured_mib: int | None = None  # the most that was measured
+    measured_mib: int | None = None  # the highest measurement
 
     async def measure(self) -> None:
         sampled = await self.sampler.sample({self.key: self.worker.holder()})
@@ -54,9 +54,9 @@ class TemporaryWorker:
 async def running(
     model: CatalogModel, device: DeviceInfo, catalog: Catalog, sampler: MemorySampler
 ) -> AsyncIterator[TemporaryWorker]:
-    """The model on this device, ready. When the block ends, also by cancellation, so does its whole process tree.
+    """Run the model on this device until the block ends, also by cancellation; then its whole process tree ends.
 
-    Raises BenchError when it can't be started, doesn't become ready, or ends during a request.
+    Yields the ready worker. Raises BenchError when the worker can't be started, doesn't become ready, or ends in a request.
     """
     _check_environment(model, device, catalog.server.runtimes_dir)
     ready = asyncio.Event()
@@ -108,7 +108,7 @@ def _exit_error(crash: Crash | None, device: DeviceInfo) -> BenchError:
 
 
 def _check_environment(model: CatalogModel, device: DeviceInfo, runtimes_dir: Path) -> None:
-    """A build for the processor would silently ignore the GPU."""
+    """Raises BenchError for a build for the processor, which would silently ignore the GPU."""
     name = model.adapter.name
     environment = venvs.installed(name, runtimes_dir) if model.adapter.requirements is not None else None
     if device.kind.accelerates and environment is not None and environment.device == "cpu":

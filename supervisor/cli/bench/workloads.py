@@ -1,13 +1,13 @@
 """The workload for a model of each type, and the measurement of its speed.
 
     llm         a streamed answer: tokens a second, and the time to the first; with --ocr, of a page that it reads
-    asr         a generated sound is transcribed: its length over the time that took
-    tts         a text is spoken: the length of the speech over the time that took
+    asr         a generated sound is transcribed: the sound's length over the time of the request
+    tts         a text is spoken: the speech's length over the time of the request
     embedding   a batch of texts: vectors, or documents compared, a second
 
 Requests go straight to the worker, rewritten as the daemon would rewrite them for the requested name. Each prompt begins
-with its number, so that no worker can answer from its cache of the previous prompt; but for --ocr, which asks the same again
-to show what that cache is worth.
+with the round's number, so that no worker can answer from its cache of the previous prompt. With --ocr every prompt is the
+same, to show the gain by that cache.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Round:
     first_ms: float | None = None
     prompt_rate: float | None = None  # prompt tokens read per second, where the worker reports it
     note: str | None = None
-    words_found: int | None = None  # of the page that was to be read
+    words_found: int | None = None  # of the page's words, with --ocr
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ class Workload:
     """One kind of request. `run` sends it once, with its number, and waits for the whole answer."""
 
     unit: str  # of a round's rate
-    counts: str  # what its amount is
+    counts: str  # the thing that a round's `amount` counts
     paths: tuple[str, ...]  # the first one that the model serves is used
     run: Callable[[WorkerClient, int], Awaitable[Round]]
-    shows_cold: bool = False  # its first answer is a figure, too
+    shows_cold: bool = False  # also report the first answer
 
 
 def choose(route: Route, prompt: str | None, tokens: int | None, *, ocr: bool = False) -> tuple[Workload, str]:
-    """The workload for this model, and the path to ask.
+    """The workload for this model, and the path of its requests.
 
-    Raises BenchError where there is none, InvalidRequestError for a prompt that the model could not use.
+    Raises BenchError where no workload fits, InvalidRequestError for a prompt that the model could not use.
     """
     if ocr:
         return _ocr_workload(route, prompt, tokens or OCR_TOKENS)
@@ -118,7 +118,7 @@ def choose(route: Route, prompt: str | None, tokens: int | None, *, ocr: bool = 
     rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
     by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank), "vision": (embed,)}
     served = {endpoint.path for endpoint in model.adapter.endpoints(model.config)}
-    if model.prompts is not None:  # the worker itself is asked, which may have no chat template
+    if model.prompts is not None:  # requests go to the worker itself, which may have no chat template
         served.discard(CHAT)
     for workload in by_type.get(model.config.type, ()):
         for path in workload.paths:
@@ -157,7 +157,7 @@ async def _read_page(prompt: str, most: int, client: WorkerClient, _number: int)
 
 
 async def _stream_answer(client: WorkerClient, fields: Json, most: int) -> tuple[Round, str]:
-    """The figures and the content. Tokens are the worker's own count, or the pieces of the answer where it reports none."""
+    """The figures and the text of the answer. Tokens: the worker's own count, else the number of pieces in the answer."""
     fields = fields | {"max_tokens": most, "stream": True, "stream_options": {"include_usage": True}}
     began = time.perf_counter()
     answer = await client.post(fields)
@@ -245,7 +245,7 @@ async def _parse_events(answer: WorkerResponse) -> AsyncIterator[Json]:
 
 
 def _has_answer_part(event: Json) -> bool:
-    """Is there a part of the answer in it? The first event often only names the role."""
+    """Whether the event has a part of the answer. The first event often only names the role."""
     choices = rows(event, "choices")
     delta = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
     return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))

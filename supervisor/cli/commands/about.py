@@ -1,4 +1,4 @@
-"""What `llmux` says of itself: `llmux man`, `completion` and `version`."""
+"""`llmux man`, `completion` and `version`."""
 
 from __future__ import annotations
 

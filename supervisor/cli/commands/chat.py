@@ -1,7 +1,7 @@
 """`llmux chat`: a conversation with a model, streamed to the terminal.
 
-The model's reasoning is dimmed; where the output goes to a file or a pipe, it goes to stderr, so that the file holds the
-answer alone. Ctrl-C cuts an answer off; what came of it stays in the conversation. Ctrl-C or Ctrl-D at the prompt ends it.
+The model's reasoning is dimmed; where stdout is a file or a pipe, the reasoning goes to stderr, so that the file holds the
+answer alone. Ctrl-C cuts an answer off; the conversation keeps the part that came. Ctrl-C or Ctrl-D at the prompt ends `chat`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Conversation:
     turns: list[Json] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
-        """Send it and print the answer as it comes; what came of it stays in the conversation. Raises LlmuxError."""
+        """Send the text and print the answer as it comes; a cut answer stays in the conversation. Raises LlmuxError."""
         self.turns.append({"role": "user", "content": text})
         answer = ""
         screen = _AnswerPrinter(thinking=self.thinking)
@@ -48,7 +48,7 @@ class Conversation:
             ) as events:
                 for event in events:
                     if event.data == "[DONE]":
-                        continue  # to the end: who hangs up before it is logged as gone
+                        continue  # read to the end, else the daemon logs that the client disconnected
                     thought, reply = _delta_texts(json.loads(event.data))
                     screen.show(thought, reply)
                     answer += reply
@@ -56,7 +56,7 @@ class Conversation:
             screen.end()
             if answer:
                 self.turns.append({"role": "assistant", "content": answer})
-            else:  # many chat templates refuse two questions in a row
+            else:  # many chat templates refuse two messages of the user in a row
                 self.turns.pop()
 
     def answer_json(self, text: str) -> None:
@@ -106,7 +106,7 @@ def _handle_line(conversation: Conversation, text: str) -> None:
 
 
 class _AnswerPrinter:
-    """Prints reasoning and answer, each to its stream. A terminal gets no control characters from a model."""
+    """Prints reasoning and answer, each to its stream. Control characters of the model never reach a terminal."""
 
     def __init__(self, *, thinking: bool) -> None:
         self._shows_thought = thinking
@@ -152,14 +152,14 @@ def _delta_texts(chunk: Json) -> tuple[str, str]:
 
 
 def chat_options(command: Command) -> Command:
-    """How to chat, for `chat` and `run`."""
+    """The options of a chat, for `chat` and `run`."""
     thinking = click.option("--no-thinking", is_flag=True, help="Don't show the model's reasoning.")
     most = click.option("--max-tokens", type=click.IntRange(min=1), help="End each answer after so many tokens.")
     return click.option("--system", help="The system prompt.")(most(thinking(command)))
 
 
 def question(prompt: tuple[str, ...], *, as_json: bool) -> str:
-    """The prompt, or the text on stdin; empty: a person will type. Raises UsageError where there is no terminal."""
+    """The prompt, else the text on stdin; empty: a person types it. Raises UsageError where no terminal is there for that."""
     text = " ".join(prompt).encode("utf-8", "replace").decode()  # arguments may be any bytes
     if not sys.stdin.isatty() and (not prompt or text == "-"):
         text = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
@@ -171,7 +171,7 @@ def question(prompt: tuple[str, ...], *, as_json: bool) -> str:
 
 
 def converse(conversation: Conversation, text: str, *, as_json: bool) -> None:
-    """Answer the question; without one talk until the person ends it."""
+    """Answer the question; without one, chat until the person ends the conversation."""
     if as_json:
         conversation.answer_json(text)
     elif text:

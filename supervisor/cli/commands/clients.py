@@ -1,4 +1,4 @@
-"""`llmux clients`: who asked, how often, and who has to pause."""
+"""`llmux clients`: the clients, the number of their requests, and their pauses."""
 
 from __future__ import annotations
 

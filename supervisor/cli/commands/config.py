@@ -148,20 +148,20 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
 
 
 def _example_files(name: str | None) -> dict[str, str]:
-    """The texts of an example's files by where they belong, the configuration first. None: the one with every key."""
+    """The texts of an example's files by relative path, the configuration first. None: the example with every key."""
     if name is None:
         return {file: (EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
     folder = EXAMPLES / "examples" / name
-    # Its page links to others of the source folder, which may not be here.
+    # Leave out the example's page: it links to others of the source folder, which may be missing here.
     found = (path for path in folder.rglob("*") if path.is_file() and (path.parent, path.suffix) != (folder, ".md"))
     paths = sorted(found, key=lambda path: (path.name != "llmux.yaml", path))
     return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def _write_files(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
-    """Write them, readable for this user alone: keys will be in them.
+    """Write the files, readable for this user alone, since users add keys to them.
 
-    Raises InvalidRequestError where one is there already, and has written nothing then, or where it can't write.
+    Raises InvalidRequestError where a file exists already, before it writes any, or where a file can't be written.
     """
     paths = {folder / name: text for name, text in texts.items()}
     if there := [str(path) for path in paths if os.path.lexists(path)]:

@@ -22,7 +22,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     try:
         from supervisor.cli import doctor as checks  # noqa: PLC0415  # as above
     except Exception:
-        refuse_name_clashes()  # the imports may have met another package's `runtimes`
+        refuse_name_clashes()  # the imports may have loaded another package's `runtimes`
         raise
 
     found = checks.examine(config)

@@ -1,4 +1,4 @@
-"""`llmux jobs`: everything that runs longer than the request that asked for it."""
+"""`llmux jobs`: work that outlives the request that began it."""
 
 from __future__ import annotations
 

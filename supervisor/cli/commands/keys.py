@@ -27,7 +27,7 @@ def keys() -> None:
 
 
 def file_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--config` and `--file`: which file of keys."""
+    """Add `--config` and `--file`, which choose the file of keys."""
     command = click.option(
         "--file", "path", type=click.Path(path_type=Path), help="File of keys. Default: as configured."
     )(command)
@@ -35,7 +35,7 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parse_priority(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | None:
-    """The priority as the file has it: a word, or a number."""
+    """The priority as the file of keys spells it: a word or a number."""
     from supervisor.core.demand import priority_of  # noqa: PLC0415  # not for declaring
 
     if text is None:
@@ -180,7 +180,7 @@ def _check_expiry(text: str) -> None:
         raise click.BadParameter(message, param_hint="--expires")
 
 
-_former_command = copy.copy(keys_add)  # its first name
+_former_command = copy.copy(keys_add)  # the command's former name
 _former_command.name, _former_command.hidden = "new", True
 keys.add_command(_former_command)
 
@@ -217,7 +217,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
 
 
 def _priority_text(row: files.Listed) -> str:
-    """The default priority, and the most urgent one."""
+    """The default priority, and the most urgent one that requests may name."""
     from supervisor.core.demand import MOST_URGENT, NORMAL  # noqa: PLC0415  # not for declaring
 
     ceiling = row["priority_ceiling"]

@@ -1,4 +1,4 @@
-"""`llmux lease`: a command of somebody else, with memory that no model takes meanwhile."""
+"""`llmux lease`: run another program's command with leased memory, which no model takes meanwhile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lease(
 def _progress_row(daemon: Client, holder: str) -> output.Row:
     try:
         leases = daemon.call(operations.LIST_LEASES, timeout_s=2.0).data
-    except LlmuxError:  # the command itself reports it
+    except LlmuxError:  # the command itself reports the error
         return ["waiting for the daemon"]
     reasons = (one.reason for one in leases if one.holder == holder and one.state == "waiting")
     return [f"{holder} waits: ", output.dim(output.text(next(reasons, None)))]

@@ -1,4 +1,4 @@
-"""`llmux loads`: what is being loaded, how far it is, and what became of the last loads."""
+"""`llmux loads`: the running loads with their progress, and the results of the last loads."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def warnings_of(models: Sequence[ModelView]) -> list[str]:
 
 
 def leases_of(leases: Sequence[Lease]) -> list[output.Words | output.Table]:
-    """The leases of partners, below an empty line; nothing where there are none."""
+    """The leases of partners, below an empty line; no parts without leases."""
     head = ("LEASE", "STATE", "DEVICE", "LEASE / MEASURED", "PID", "EXPIRES", "REASON")
     rows = [
         (
@@ -67,7 +67,7 @@ def leases_of(leases: Sequence[Lease]) -> list[output.Words | output.Table]:
 
 
 def overrides(settings: Sequence[str]) -> Json:
-    """`key=value` words; a value is JSON where it can be, else text."""
+    """Parse `key=value` words; a value that is no JSON is text."""
     found: Json = {}
     for word in settings:
         name, equals, value = word.partition("=")
@@ -83,7 +83,7 @@ def _progress_row(daemon: Client, name: str) -> output.Row:
     """The progress of a load: state, time so far, and a bar where the end can be estimated."""
     try:
         model = daemon.call(operations.GET_MODEL, timeout_s=2.0, name=name)
-    except LlmuxError:  # the command itself reports it
+    except LlmuxError:  # the command itself reports the error
         return ["waiting for the daemon"]
     cells: list[output.Cell] = [[f"{model.name}: ", output.state(model.state)]]
     elapsed, left = model.since_s, model.eta_s
@@ -111,7 +111,7 @@ def _row(model: ModelView, most_names: int) -> output.Row:
 
 
 def _devices_text(model: ModelView) -> str:
-    """The devices of a model; of several, with its part on each."""
+    """The devices of a model; for several devices with its memory on each."""
     parts = model.memory.parts
     if len(parts) < 2:
         return "RAM (host)" if model.device == "host" else output.text(model.device)
@@ -141,7 +141,7 @@ def _wide_columns(model: ModelView) -> output.Row:
 
 
 def _need_text(model: ModelView) -> str:
-    """The memory that the model's next load leases, and the source of that figure: on its device, else on the first one."""
+    """The memory that the next load leases, and the source of that figure: for the model's device, else for the first one."""
     if model.remote:
         return "-"
     need = model.memory.need
@@ -150,7 +150,7 @@ def _need_text(model: ModelView) -> str:
 
 
 def _log_hint(daemon: Client, model: str) -> str:
-    """The last lines of a worker's log; none of a worker that has not run, or has written none."""
+    """The command that shows the worker's last log lines; empty where the worker has written none."""
     try:
         return (
             f"; its last words: llmux logs {model}"
@@ -194,7 +194,7 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
     except LlmuxError as error:
         error.detail = (*error.detail, f"What happened: llmux why {model}{_log_hint(daemon, model)}")
         raise
-    except KeyboardInterrupt:  # ends the wait, not the load
+    except KeyboardInterrupt:  # ends the wait; the load goes on
         click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
         raise
     answer(found, table_of([found]), as_json=as_json)

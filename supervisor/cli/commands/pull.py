@@ -45,7 +45,7 @@ def pull(
     if new:
         if dry_run and as_json:
             raise click.UsageError(f"{new[0]} isn't configured: with --dry-run and --json name it alone.")
-        if names:  # before anything is fetched
+        if names:  # refuse unknown names before anything is fetched
             pulling.named(configuration.required(config).read(check_files=False), names)
         for model in new:
             try:
@@ -96,7 +96,7 @@ def _configured_name(model: str, config: Path | None) -> str:
 
 
 def _is_new(model: str, config: Path | None) -> bool:
-    """Is this a model of the hub that no name in the configuration stands for?"""
+    """Whether this is a model of the hub, and not a name in the configuration."""
     from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     return model_entries.target(config).catalog.route(model) is None and hub_models.reference(model) is not None

@@ -21,10 +21,10 @@ LONGEST_LINE = 64 * 1024 * 1024
 
 
 def write(daemon: Client, file: Path, seconds: int | None) -> int:
-    """Write the daemon's recording into a new file until it ends; how many events it has.
+    """Write the daemon's recording into a new file until the recording ends; returns the number of events.
 
-    Raises InvalidRequestError where the file is there already, and UnavailableError for a recording that broke off; what
-    was written stays. KeyboardInterrupt leaves a whole file.
+    Raises InvalidRequestError where the file exists already, and UnavailableError for a recording that broke off; the lines
+    so far stay. KeyboardInterrupt leaves a complete file.
     """
     path = operations.RECORD_SCHEDULER.at({"seconds": seconds})
     events = -1  # the first line is the state
@@ -34,8 +34,8 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
             for event in daemon.events(path):
                 if event.kind == "end":
                     return events
-                if out is None:  # only now: the daemon answers
-                    out = stack.enter_context(file.open("x", buffering=1, encoding="utf-8"))  # a line at a time
+                if out is None:  # create the file only once the daemon answers
+                    out = stack.enter_context(file.open("x", buffering=1, encoding="utf-8"))  # line-buffered
                 out.write(event.data + "\n")
                 events += 1
     except KeyboardInterrupt:
@@ -47,11 +47,11 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
 
 
 def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
-    """Replay a recording: how many events, the seconds they cover, and the last decisions, timed from the first event.
+    """Replay a recording: the number of events, their span in seconds, and the last decisions, timed from the first event.
 
-    Raises InvalidRequestError if it is no recording, and LlmuxError if a decision differs.
+    Raises InvalidRequestError if the file is no recording, and LlmuxError if a decision differs.
     """
-    from supervisor.core.effects import Decided  # noqa: PLC0415  # with it comes the whole scheduler
+    from supervisor.core.effects import Decided  # noqa: PLC0415  # imports the whole scheduler
     from supervisor.engine import recording  # noqa: PLC0415  # as above
 
     first, last, decisions = None, 0.0, deque[dict[str, object]](maxlen=LAST_DECISIONS)
@@ -76,7 +76,7 @@ def _read_lines(file: Path) -> Iterator[bytes]:
     try:
         with file.open("rb") as lines:
             while line := lines.readline(LONGEST_LINE):
-                yield line  # a longer line is cut, and then it is no JSON
+                yield line  # a cut line is no JSON, so the parser refuses it
     except OSError as error:
         raise InvalidRequestError(f"{file} can't be read: {error.strerror}.") from error
 

@@ -1,4 +1,4 @@
-"""`llmux run`, `llmux add` and `llmux remove`: models of a hub, from its page to a chat."""
+"""`llmux run`, `llmux add` and `llmux remove`: get a model of the hub, chat with it, remove it."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def remove(
 
 
 def _configured_name(place: Target, model: str) -> str | None:
-    """The configured name that is meant; None: it is a name on the hub. Raises NotFoundError for a name that is neither."""
+    """The configured name of the model; None: `model` is a name on the hub. Raises NotFoundError for a name that is neither."""
     from supervisor.cli.models import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     if place.catalog.route(model) is not None:
@@ -231,7 +231,7 @@ def _configured_name(place: Target, model: str) -> str | None:
 
 
 def _show_offer(place: Target, model: str) -> Offer:
-    """The hub's variants of the model, also printed as a table. On stderr: stdout is for an answer, or for JSON."""
+    """The hub's variants of the model, also printed as a table on stderr, since stdout is for an answer or for JSON."""
     from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     wanted = _parse_reference(model)
@@ -247,7 +247,7 @@ def _show_offer(place: Target, model: str) -> Offer:
 def _add_from_hub(
     place: Target, model: str, name: str | None, found: Offer | None = None, show_amount: ShowAmount | None = None
 ) -> tuple[str, Target]:
-    """Add a model of the hub. Its name, and the configuration as it is then."""
+    """Add a model of the hub; returns its name and the changed configuration."""
     from supervisor.cli.models import model_entries  # noqa: PLC0415  # not for declaring
 
     found = found or _show_offer(place, model)
@@ -259,7 +259,7 @@ def _parse_reference(model: str) -> Reference:
     from supervisor.cli.models import hub_models  # noqa: PLC0415  # not for declaring
 
     found = hub_models.reference(model)
-    assert found is not None  # else it was refused before
+    assert found is not None  # `_configured_name` refuses other names
     return found
 
 
@@ -269,17 +269,17 @@ def _client_of(place: Target, url: str | None, key: str | None) -> Client:
 
 
 def _is_served(place: Target, model: str, url: str | None, key: str | None) -> bool:
-    """Does a running daemon serve a model by this name, even if the configuration here has none?"""
+    """Whether a running daemon serves a model by this name, even if the configuration here has none."""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
     daemon = _client_of(place, url, key)
-    with contextlib.suppress(LlmuxError):  # such as a key that it wants
+    with contextlib.suppress(LlmuxError):  # such as a missing key
         return session.is_daemon(daemon) and daemon.serves(model)
     return False
 
 
 def _reload_daemon(place: Target, daemon: Client, *, removed: bool) -> bool:
-    """Let a running daemon read its configuration again; False: none runs. `removed`: it may be the last model."""
+    """Let a running daemon reload its configuration; False: no daemon runs. `removed`: also where that removes the last model."""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
     if not session.is_daemon(daemon):
@@ -293,7 +293,7 @@ def _reload_daemon(place: Target, daemon: Client, *, removed: bool) -> bool:
 
 
 def _attach_log_lines(error: LlmuxError, daemon: Client, model: str) -> None:
-    """Add the last lines of a failed worker's log to the error: once this daemon is gone, they can't be had any more."""
+    """Add the last lines of a failed worker's log to the error: this daemon ends with the chat, and then nobody can ask for them."""
     if error.code == "model_failed" and not error.detail:
         with contextlib.suppress(LlmuxError):
             lines = daemon.text(operations.READ_LOGS, {"lines": LAST_LINES}, name=model)
@@ -302,7 +302,7 @@ def _attach_log_lines(error: LlmuxError, daemon: Client, model: str) -> None:
 
 @contextlib.contextmanager
 def _serving_daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
-    """A daemon that serves this model: the running one, else one for as long as the block lasts."""
+    """A client of a daemon that serves this model: of the running daemon, else of a new one that ends with the block."""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
     daemon = _client_of(place, url, key)

@@ -34,7 +34,7 @@ build_option = click.option(
 
 
 def _complete_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """The names of runtimes that can have an environment, for the shell's completion; to remove one, those that are installed."""
+    """The runtimes that can have an environment, for the shell's completion; for `remove` only installed ones."""
     from supervisor.cli.environments import environments  # noqa: PLC0415  # not for declaring
 
     names = [name for name in environments.installable() if name.startswith(incomplete)]

@@ -48,16 +48,16 @@ def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
 
 def _start_daemon(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
     signal.signal(signal.SIGTERM, _exit_at_sigterm)
-    gc.disable()  # what a start makes stays: looking through it takes a sixth of the start
+    gc.disable()  # objects of the start live on: collecting would take a sixth of the start
     from supervisor.host.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
-    refuse_name_clashes()  # before `runtimes` is imported: it might be another package's
+    refuse_name_clashes()  # before any import of `runtimes`, which might be another package's
     from supervisor.cli.serving.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
 
 
 def _exit_at_sigterm(*_: object) -> None:
-    """SIGTERM before the daemon runs: nothing is to be stopped yet."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not become the exit code
+    """Exit at a SIGTERM before the daemon runs, when there is nothing to stop yet."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not become the exit code
     sys.exit(ExitCode.DONE)

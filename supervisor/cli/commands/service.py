@@ -45,7 +45,7 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    """An address that systemd can listen on: it looks up no names."""
+    """Parse an address that systemd can listen on. Raises BadParameter, also for a host name: systemd resolves none."""
     host, _, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     try:

@@ -74,7 +74,7 @@ def token_sign(
 
 
 def _parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
-    """Values are JSON where they can be read so, else text."""
+    """Parse `key=value` words; a value that is no JSON is text."""
     fields = {}
     for each in assignments:
         name, equals, value = each.partition("=")

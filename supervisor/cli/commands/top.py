@@ -52,7 +52,7 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
         while True:
             try:
                 shown = page(look(daemon), daemon.url)
-            except UnreachableError as error:  # it may come back
+            except UnreachableError as error:  # the daemon may come back
                 shown = [error.message]
             paint([*shown, "", output.dim("q: quit")])
             if _is_quit_pressed(interval):
@@ -135,7 +135,7 @@ def _requests_table(requests: list[ActiveRequest]) -> output.Table:
 
 @contextlib.contextmanager
 def _unbuffered_keys() -> Iterator[None]:
-    """Keys are read one by one and not echoed; restored when the block ends."""
+    """Let the terminal deliver each key at once, without echo, until the block ends."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)

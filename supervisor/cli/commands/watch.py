@@ -42,7 +42,7 @@ def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) ->
 
 
 def _complete_kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Completions of the last of the kinds between commas, for the shell; none of them twice."""
+    """Complete the last kind of a comma-separated list, for the shell; kinds in the list are not offered again."""
     before, comma, last = incomplete.rpartition(",")
     there = before.split(",")
     return [f"{before}{comma}{kind}" for kind in KINDS if kind.startswith(last) and kind not in there]
@@ -60,7 +60,7 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
         data = json.loads(event.data)
         if as_json:
             print_json({"event": event.kind, "id": event.id, "data": data}, indent=None)
-        else:  # a row of a table is never wrapped
+        else:  # a table row, because tables are never wrapped
             output.show(output.Table([[line(event.kind, data)]], head=False, whole=True))
 
 
