@@ -1,4 +1,4 @@
-"""The choice of a command's configuration; and `llmux config check` and `show`: every mistake, every value and its origin."""
+"""Choose a command's configuration; for `llmux config check` and `show`: every mistake, every value and its origin."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from supervisor.errors import ConfigError, LlmuxError
 DEFAULT = "default"
 SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
 LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
-"""llm-pool's own variables: for its settings, and for the file that overrides them on this machine."""
+"""llm-pool's variables: SETTINGS_VARIABLE names its settings, LOCAL_VARIABLE the file that overrides them on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """One value. `place`: where it was set; None: it is a default."""
+    """One value. `place`: the line or variable that set it; None: the value is a default."""
 
     trail: Trail
     value: JsonValue
@@ -77,7 +77,7 @@ def required(path: Path | None, flags: Mapping[str, object] | None = None) -> Co
 def settings(path: Path | None = None) -> Configuration:
     """As `found`, for commands that need no configuration: where there is none, the settings of variables alone.
 
-    Raises ConfigError for a named file that isn't there, NoHomeError where there is no home folder for the default one.
+    Raises ConfigError for a named file that isn't there, NoHomeError where the default file has no home folder.
     """
     return found(path) or variables()
 
@@ -89,20 +89,20 @@ def variables() -> Configuration:
 
 
 def has_models(path: Path) -> bool:
-    """Is it a folder, or a file, of models, and no configuration?"""
+    """Whether the path is a folder or file of models, and no configuration."""
     return path.is_dir() or path.suffix.lower() == ".gguf"
 
 
 def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
-    """The models of a folder, or of a file, with flags and variables. Configuration files beside them are not read: they may be
-    anybody's.
+    """The models of a folder, or of a file, with flags and variables. Configuration files beside them are not read: anybody
+    may have put them there.
     """
     alone = Foreign((path.absolute(),), dict, alone=True)
     return Configuration(search_path()[0], {**flags, "models_from": [str(path.absolute())]}, alone)
 
 
 def refuse_foreign(configuration: Configuration) -> None:
-    """Raises ConfigError where other programs' files, or variables alone, stand for our own, which a command would change or name."""
+    """Raises ConfigError where other programs' files, or variables alone, replace the file that a command would change or name."""
     if configuration.foreign is not None and not configuration.foreign.files:
         remedy = f"Write {configuration.base} first: llmux config show says what they mean there"
         raise ConfigError((f"llmux is configured by variables alone here, and this needs a file. {remedy}",))
@@ -113,10 +113,10 @@ def refuse_foreign(configuration: Configuration) -> None:
 
 
 def daemon_url(path: Path | None = None) -> str:
-    """The URL of a daemon with this configuration on this machine; the default one where it can't be read."""
+    """The URL of a daemon with this configuration on this machine; the default URL where the file can't be read."""
     try:
         server = settings(path).server()
-    except (LlmuxError, OSError):  # the current folder may be gone
+    except (LlmuxError, OSError):  # the current folder may be deleted
         return DEFAULT_URL
     return url_of(server.host, server.port)
 
@@ -127,7 +127,7 @@ def pool_variables() -> list[str]:
 
 
 def checked(path: Path | None) -> Catalog:
-    """The configuration with its keys, checked as `serve` checks it before it asks any device. Blocks on files.
+    """The configuration with its keys, checked as `serve` checks it before it opens any device. Blocks on files.
 
     Raises ConfigError with every problem.
     """

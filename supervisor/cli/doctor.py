@@ -1,7 +1,7 @@
 """`llmux doctor`: check everything that llmux needs on this machine, without changing or starting anything.
 
 Each check reports ok, warn (it works, but could work better) or fail (something won't work), and how to fix it. A check that
-depends on a failed one is left out: what to fix first comes first.
+depends on a failed one is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One result of the doctor. `fix`: the remedy for what is wrong."""
+    """One result of the doctor. `fix`: the remedy."""
 
     name: str
     status: Status
@@ -61,7 +61,7 @@ class Check:
 
 
 def examine(config: Path | None) -> list[Check]:
-    """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
+    """Every check, in the order of the fixes. Takes a few seconds where a GPU has to wake up."""
     configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else _server(config)
     found = [
@@ -128,7 +128,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
             Check(name, "ok", f"{path}: {count}"),
             *(Check(name, "fail", str(one), remedy) for one in missing),
         ], catalog
-    with contextlib.suppress(ConfigError):  # of files of its own, such as that of keys: the rest can still be checked
+    with contextlib.suppress(ConfigError):  # a mistake in another file, such as the file of keys: the rest can still be checked
         return checks, source.read(check_files=False) if source is not None else None
     return checks, None
 
@@ -168,7 +168,7 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 
 
 def _kernel_gpus(catalog: Catalog | None, kind: DeviceKind) -> Iterator[Check]:
-    """GPUs that the kernel's files show, where there are any or the configuration wants some."""
+    """The GPUs in the kernel's files; also a failure where the configuration wants one and there is none."""
     configured = catalog.devices if catalog is not None else "auto"
     wanted = [] if configured == "auto" else [one.wanted for one in configured if one.wanted.kind == kind]
     is_amd = kind == ROCM
@@ -214,11 +214,11 @@ def _models(catalog: Catalog) -> Iterator[Check]:
 
 
 def _llama_servers(catalog: Catalog) -> Iterator[Check]:
-    """The llama.cpp servers in use that can't compute on the GPU that there is. Each is asked, which takes a second."""
+    """Check that the llama.cpp servers in use see this machine's GPU. Runs each server, which takes a second."""
     models: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for model in catalog.models.values():
         if isinstance(model.config, LlamaServerConfig) and model.config.n_gpu_layers != 0:
-            with contextlib.suppress(RuntimeNotInstalledError, ModelUnusableError):  # told above
+            with contextlib.suppress(RuntimeNotInstalledError, ModelUnusableError):  # `_models` reports it
                 spec = model.adapter.launch(model.config, _host_launch_context(catalog, model.id))
                 models.setdefault((spec.argv[0], spec.library_path), []).append(model.id)
     if not models or not _uses_gpu(catalog) or (gpu := detect()) == "cpu":
@@ -239,11 +239,11 @@ def _llama_servers(catalog: Catalog) -> Iterator[Check]:
 
 
 def _visible_devices(program: str, libraries: Sequence[str]) -> tuple[list[str], str]:
-    """The devices that a llama.cpp server can compute on, beside the processor; without any, what to say of it."""
+    """The GPUs that a llama.cpp server sees, and, for a server without any, the reason in words."""
     if Path(program).name.startswith("python"):
-        return [], "is built for the processor alone"  # the embedded one
+        return [], "is built for the processor alone"  # the embedded llama.cpp
     path = os.pathsep.join(filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))
-    environ = {**os.environ, **({"LD_LIBRARY_PATH": path} if path else {})}  # as its workers have it
+    environ = {**os.environ, **({"LD_LIBRARY_PATH": path} if path else {})}  # as for its workers
     command = [program, "--list-devices"]
     try:
         done = subprocess.run(
@@ -261,7 +261,7 @@ def _visible_devices(program: str, libraries: Sequence[str]) -> tuple[list[str],
 
 
 def _host_launch_context(catalog: Catalog, model: str) -> LaunchContext:
-    """A launch context on the host, to see whether a model could be started."""
+    """A launch context on the host, to check whether a model could be started."""
     return LaunchContext(
         model=model,
         host="127.0.0.1",
@@ -286,7 +286,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
             yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
         elif (
             environment.device == "cpu"
-            and name != LLAMA_SERVER  # a model may have another program, and each is asked above
+            and name != LLAMA_SERVER  # models may have other programs, which `_llama_servers` checks
             and name in used
             and _uses_gpu(catalog)
             and (gpu := detect()) != "cpu"

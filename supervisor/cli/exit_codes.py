@@ -41,7 +41,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = {
 
 
 class UnreachableError(UnavailableError):
-    """Nothing answers at the daemon's address, or what answers is not llmux."""
+    """At the daemon's address nothing answers, or another program does."""
 
 
 _OF_ERRORS: Final = {

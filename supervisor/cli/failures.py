@@ -1,7 +1,7 @@
 """Messages of a command's failure: a sentence for people on stderr, and with `--json` an object on stdout.
 
-The object has the form of the API's errors, and the exit code. It is printed only where a command has printed nothing yet:
-the output of `config check`, `doctor` or `pull` shows the mistakes by itself.
+The object has the form of the API's errors, and the exit code. The object is printed only where a command has
+printed no JSON yet: the output of `config check`, `doctor` or `pull` shows the mistakes itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _USAGE: Final = "invalid_usage"
 
 
 def of_system(error: OSError) -> LlmuxError | None:
-    """The error for a refusal of the operating system, with the remedy; None where it looks like a mistake of llmux.
+    """The error for a refusal of the operating system, with the remedy; None for a probable mistake of llmux.
 
-    A refusal names a file, or a limit that was reached. A bad descriptor, for one, is nothing that a person could mend.
+    A refusal names a file, or a limit that was reached. No person could mend a bad descriptor, for example.
     """
     if error.filename is None and error.errno == errno.ENOENT and not _has_folder():
         return LlmuxError("The current folder is gone. Change to one that is there.", code="os_error")
@@ -41,9 +41,9 @@ def of_system(error: OSError) -> LlmuxError | None:
 
 
 def _has_folder() -> bool:
-    """Is the current folder still there?"""
+    """Whether the current folder still exists."""
     try:
-        os.getcwd()  # noqa: PTH109  # nothing but that call
+        os.getcwd()  # noqa: PTH109  # only this call raises for a deleted folder
     except FileNotFoundError:
         return False
     return True
@@ -63,8 +63,8 @@ def _remedy(number: int | None, place: str | None) -> str:
 
 
 def _settings_hint(place: Path) -> str:
-    """The settings that decide where this place is, as far as they are known, after a colon."""
-    from supervisor.catalog.loading import folders  # noqa: PLC0415  # takes long, and failures are rare
+    """The settings that determine this place, if known, after a colon."""
+    from supervisor.catalog.loading import folders  # noqa: PLC0415  # slow to import, and failures are rare
 
     found = []
     for find, setting in (
@@ -75,7 +75,7 @@ def _settings_hint(place: Path) -> str:
     ):
         try:
             folder = find()
-        except LlmuxError:  # no home
+        except LlmuxError:  # there is no home folder
             continue
         if place == folder or folder in place.parents or place in folder.parents:
             found.append(setting)

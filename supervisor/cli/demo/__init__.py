@@ -1,6 +1,6 @@
 """The demo: scripted models of a few MiB that every llama.cpp loads, and a configuration that serves them.
 
-`write_demo` is all that `llmux serve --demo` needs besides the embedded llama.cpp runtime.
+`llmux serve --demo` needs only `write_demo` and the embedded llama.cpp runtime.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def write_demo(folder: Path) -> Path:
     for model in MODELS:
         tiny.write(folder / f"{model.name}.gguf", model)
     config = Path(shutil.copyfile(Path(__file__).with_name(CONFIG_NAME), folder / CONFIG_NAME))
-    config.chmod(0o644)  # whatever the umask: what others can write is refused
+    config.chmod(0o644)  # despite the umask: llmux refuses a file that others can write
     return config

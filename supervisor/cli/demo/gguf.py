@@ -25,7 +25,7 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`shape` counts rows first, the way it is spoken of; `values` are row-major, None for zeros."""
+    """`shape` has rows first, as in numpy; `values` are row-major, None for zeros."""
 
     shape: tuple[int, ...]
     values: array[float] | None = None
@@ -36,19 +36,19 @@ class Tensor:
 
 
 def ones(length: int) -> Tensor:
-    """A norm's weights."""
+    """A tensor of ones: the weights of a norm."""
     return Tensor((length,), array("f", [1.0]) * length)
 
 
 def write(path: Path, keys: Mapping[str, Scalar | Sequence[Scalar]], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file in one go, replacing an old one when it is whole. Raises OSError."""
+    """Write a file; once it is complete, it replaces an old one. Raises OSError."""
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
     for name, value in keys.items():
         head += _encode_string(name) + _encode_value(value)
     offset = 0
     for name, tensor in tensors.items():
         head += _encode_string(name) + struct.pack("<I", len(tensor.shape))
-        head += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))  # GGUF counts the fastest axis first
+        head += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))  # GGUF has the fastest axis first
         head += struct.pack("<IQ", _F32, offset)
         offset += _padded_size(tensor.size_bytes)
     with replacing(path) as fresh, fresh.open("wb") as file:
@@ -78,7 +78,7 @@ def _encode_value(value: Scalar | Sequence[Scalar]) -> bytes:
         return struct.pack("<I", kind) + data
     items = [_encode_scalar(item) for item in value]
     kind = items[0][0]
-    if kind == _UINT32:  # lists of numbers are signed in the files of others
+    if kind == _UINT32:  # other programs' files have signed lists
         kind = _INT32
     return struct.pack("<IIQ", _ARRAY, kind, len(items)) + b"".join(data for _, data in items)
 

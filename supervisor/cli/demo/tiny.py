@@ -4,11 +4,11 @@ All blocks output zero, so the final hidden state is the embedding of the last t
 orthogonal to each other, and the output row of token *b* is the embedding of the token *a* that it follows in a script; so
 after *a* comes *b*, with all other logits far below. Every engine therefore gives the same text, ends with
 `finish_reason: stop`, and streams, thinks, calls tools and fills batches like with any other model. All embeddings agree in
-their first value, by which the answer follows whatever no script continues, such as the prompt of a completion.
+their first value, so the answer follows any token that no script continues, such as the end of a completion's prompt.
 
 The chat template steers by the prompt's last token: `\n` after `assistant` thinks and answers, an empty thought
-(`enable_thinking: false`) answers at once, and `<|plan|>`, which stands there when its one tool is offered and the user
-spoke last, calls that tool. It is shaped like Qwen3's, so that llama.cpp recognises reasoning and tool calls.
+(`enable_thinking: false`) answers at once, and `<|plan|>`, which the template adds when a request offers the script's tool and
+the user spoke last, calls that tool. The template resembles Qwen3's, so that llama.cpp recognises reasoning and tool calls.
 
 The vocabulary has the most frequent parts of English and JSON (merges.txt), so that a long prompt, such as a chat program's
 many tools, is some thousands of tokens as with other models, and read in a second.
@@ -44,7 +44,7 @@ _NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
 
 @dataclass(frozen=True, slots=True)
 class Tiny:
-    """The model to write. `size_mib` grows the file to about that by further blocks, which the engine really loads."""
+    """The model to write. `size_mib`: add blocks, which the engine really loads, until the file has about this size."""
 
     answer: str = ANSWER
     thought: str = THOUGHT
@@ -55,10 +55,10 @@ class Tiny:
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    head: int = 64  # values of a head; reading a long prompt takes time in proportion
+    head: int = 64  # values per attention head; the time of a long prompt is proportional
     feed_forward: int = 128
     seed: int = 0
-    inserts: bool = False  # has it tokens for what is filled in between two texts?
+    inserts: bool = False  # whether it has tokens for fill-in-the-middle
     size_mib: int = 0
 
 
@@ -98,7 +98,7 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
 
 
 def _byte_alphabet() -> list[str]:
-    """Printable stand-ins for the 256 bytes: the vocabulary that every GPT-2 tokenizer begins with."""
+    """A printable character for each of the 256 bytes: the first tokens of every GPT-2 vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in printable)
     table = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -118,7 +118,7 @@ def _word_tokens(text: str) -> list[str]:
 def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[str]]]:
     """Tokens, their types, their merges, and the scripts as chains of tokens."""
     call = _byte_level_text("\n" + json.dumps(tiny.tool_call) + "\n")
-    # a token follows the one before it wherever it stands, so no token may be in two places of the scripts
+    # a token determines the next one, so no token may occur twice in the scripts
     answer = [_NEWLINE * 2, *_word_tokens(tiny.answer), "<|im_end|>"]
     think = [_NEWLINE, "<think>", *_word_tokens(tiny.thought), "</think>", _NEWLINE * 2]
     chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
@@ -129,7 +129,7 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
     merges = [f"{_NEWLINE} {_NEWLINE}"]
     for merge in MERGES:
         left, right = merge.split(" ")
-        if left in tokens and right in tokens and left + right not in scripted:  # a prompt has no scripted token
+        if left in tokens and right in tokens and left + right not in scripted:  # else a prompt could contain a scripted token
             merges.append(merge)
             tokens[left + right] = None
     tokens |= dict.fromkeys(sorted(scripted))
@@ -138,7 +138,7 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
 
 
 def _predecessors(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
-    """For each scripted token, the tokens that it comes after."""
+    """For each scripted token, the tokens before it."""
     index = {token: i for i, token in enumerate(tokens)}
     after: dict[int, list[int]] = {}
     successor: dict[str, str] = {}
@@ -150,7 +150,7 @@ def _predecessors(tokens: list[str], chains: list[list[str]]) -> dict[int, list[
 
 
 def _dimensions(tiny: Tiny, vocabulary: int) -> tuple[int, int]:
-    """Blocks and their inner width, so that the whole is `size_mib` where that is asked for."""
+    """The number of blocks and their inner width, such that the file has `size_mib`, if that is set."""
     wanted = tiny.size_mib * (1 << 18) - 2 * vocabulary * tiny.dim  # f32 values left for the blocks
     if wanted <= 0:
         return tiny.layers, tiny.feed_forward
@@ -184,7 +184,7 @@ def _tensors(
     for token, predecessors in follows.items():
         rows = zip(*(embedding[before] for before in predecessors), strict=True)
         output[token * dim : (token + 1) * dim] = array("f", [2.0 * sum(column) for column in rows])
-    output[answer * dim] += 0.8 * dim  # less than a script's next token has, more than chance gives others
+    output[answer * dim] += 0.8 * dim  # below a scripted successor's logit, above all random ones
     flat = array("f")
     for row in embedding:
         flat.extend(row)

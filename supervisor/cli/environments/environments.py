@@ -30,12 +30,12 @@ Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | dict[str, str] | None]
 
 IMPORT_S: Final = 120.0
-_RESOLVED: Final = re.compile(r"Resolved (\d+) package")  # uv's words; a lock also holds what is for other machines
+_RESOLVED: Final = re.compile(r"Resolved (\d+) package")  # in uv's output; a lock also has packages for other machines
 
 
 def resolve(explicit: Path | None) -> Path:
-    """The folder of environments: the explicit one, the configured one; where the file can't be read, the one that the
-    variables name, or the default.
+    """The folder of environments: the explicit one, else the configured one; where the file can't be read, the one from
+    variables, else the default.
     """
     if explicit is not None:
         return explicit
@@ -52,7 +52,7 @@ def installable() -> list[str]:
 
 
 def recipe_of(name: str) -> Recipe:
-    """How its environment is made. Raises NotFoundError for no such runtime, or one that needs no environment."""
+    """The recipe of a runtime's environment. Raises NotFoundError for an unknown runtime, or one without an environment."""
     if name not in REGISTRY.names():
         raise NotFoundError(f"There is no runtime {name!r}; there are: {', '.join(REGISTRY.names())}.")
     adapter = REGISTRY.get(name)
@@ -83,13 +83,13 @@ def install(
     wanted: Wanted | None = None,
     plain: bool = False,
 ) -> None:
-    """Install a runtime, unless it is installed. `echo` gets each step; on a terminal, with a bar, the last one.
+    """Install a runtime, unless it is installed. `echo` gets each step; on a terminal a bar shows them and `echo` gets the last.
 
-    Where its project has builds for GPUs, and no `device` is named, the best that computes on this machine's GPU is taken; the
-    processor's where none does, and then that is said. `plain`: without one, unless it is there.
+    Where the runtime's project has builds for GPUs, and `device` is None, take the best build that computes on this machine's
+    GPU; where none does, take the processor's and say so. `plain`: take no such build for a first installation.
     """
     recipe = recipe_of(name)
-    from supervisor.cli.environments import packages, proof  # noqa: PLC0415  # httpx comes with it, and a fleet
+    from supervisor.cli.environments import packages, proof  # noqa: PLC0415  # slow to import
 
     wanted = wanted or packages.Wanted()
     is_special = wanted.is_special
@@ -110,7 +110,7 @@ def install(
     for package in packages.candidates(recipe, runtimes_dir, machine, wanted, build, echo):
         try:
             _install(recipe, runtimes_dir, echo, recipe.archives.device(package.kind), python, package)  # type: ignore[arg-type]
-        except proof.NoRoomError:  # another build would fare the same
+        except proof.NoRoomError:  # another build would have no room either
             raise
         except InstallError as error:
             problems.append(f"{package.kind} of {package.build}: {error}")
@@ -137,7 +137,7 @@ def _install(
     *,
     is_chosen: bool = False,
 ) -> None:
-    from supervisor.cli.environments import proof  # noqa: PLC0415  # a fleet comes with it
+    from supervisor.cli.environments import proof  # noqa: PLC0415  # slow to import
 
     name, lines = recipe.name, list[str]()
     if (
@@ -152,7 +152,7 @@ def _install(
     def frame() -> output.Row:
         resolved = next(
             filter(None, map(_RESOLVED.match, lines)), None
-        )  # the first counts the locks; torch may come later
+        )  # the first count is of the locks; torch's may follow
         wanted = int(resolved[1]) if resolved is not None else locked
         there = min(wanted, _count_packages(name, runtimes_dir))
         elapsed = output.duration(time.monotonic() - began)
@@ -177,13 +177,13 @@ def _install(
 
 
 def remove(name: str, runtimes_dir: Path, echo: Echo, build: str | None = None) -> bool:
-    """Remove a runtime's environment, or one build; False when there was none. `echo` gets a line while it has to wait."""
+    """Remove a runtime's environment, or one build; False when there was none. `echo` gets a line when removal has to wait."""
     recipe_of(name)
     return venvs.remove(name, runtimes_dir, echo, build)
 
 
 def update(name: str, runtimes_dir: Path, echo: Echo, wanted: Wanted) -> None:
-    """Use this build, or the one that this llmux brings the digests of; the one before stays beside it."""
+    """Use the wanted build, else the one that this llmux pins; the former build stays beside it."""
     from supervisor.cli.environments import packages  # noqa: PLC0415  # httpx comes with it
 
     recipe = recipe_of(name)
@@ -198,13 +198,13 @@ def update(name: str, runtimes_dir: Path, echo: Echo, wanted: Wanted) -> None:
 
 
 def listing(runtimes_dir: Path, *, check: bool = False) -> list[Row]:
-    """A row for each runtime. With `check` it takes as long as the slowest import, else it starts nothing."""
+    """A row for each runtime. `check`: also try the imports, which takes as long as the slowest; else no process is started."""
     with ThreadPoolExecutor() as threads:
         return list(threads.map(lambda name: row(name, runtimes_dir, check=check), REGISTRY.names()))
 
 
 def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
-    """The installed environment of a runtime; with `check` also whether it can import the packages of the worker."""
+    """The installed environment of a runtime; with `check` also whether the worker's packages can be imported."""
     found = REGISTRY.get(name)
     facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None, "earlier": None}
     if found.requirements is None:
@@ -238,7 +238,7 @@ def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
 
 
 def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
-    """The installed versions of the packages that the runtime names itself; those interest a person."""
+    """The installed versions of the packages that the runtime's own requirements name, without further dependencies."""
     pinned_names: set[str] = set()
     for source in recipe.lock.parent.glob("requirements*.in"):
         pinned_names |= {_normalised_name(package) for package in pinned(source)}
@@ -272,7 +272,7 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
 
 
 def _build_names(found: Row) -> list[str]:
-    """The build that is used, and those beside it."""
+    """The build in use, then the others in parentheses."""
     used, there = found.get("build"), found.get("builds")
     others = [build for build in there if build != used] if isinstance(there, list) else []
     return [*([str(used)] if used else []), *(f"({build})" for build in others)]
@@ -289,7 +289,7 @@ def _normalised_name(name: str) -> str:
 
 
 def _import_problem(python: Path, folder: Path) -> str | None:
-    """The reason why this interpreter can't import the packages of the runtime's workers; None: it can."""
+    """The reason why this interpreter can't import the packages of the runtime's workers; None: all imports work."""
     modules = sorted(worker_imports.imports(folder))
     try:
         lease = env_lease.EnvLease.on(str(python))

@@ -1,4 +1,4 @@
-"""Builds of a project's own releases: which to try here, from where they come, and whether they compute."""
+"""Builds of a project's releases: the candidates for this machine, and their archives."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The package that a person named: a build and a kind, if not the usual ones, or files that were carried here.
+    """The package that a person named: a build and a kind, if not the usual ones, or local archives.
 
-    `agreed`: files of an unknown digest are taken.
+    `agreed`: asks the person whether to take a file of an unknown digest.
     """
 
     build: str | None = None
@@ -39,7 +39,7 @@ class Wanted:
 
 
 def releases(recipe: Recipe, runtimes_dir: Path) -> Releases:
-    """The releases of this runtime, with the digests noted beside its environments."""
+    """The releases of this runtime, with the digests recorded beside its environments."""
     assert recipe.archives is not None
     return Releases(recipe.archives.pins, runtimes_dir / f"{recipe.name}.{NOTED}")
 
@@ -72,7 +72,7 @@ def candidates(
 
 
 def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machine: Machine) -> None:
-    """Delete its archives: they are unpacked. Those of another build may be on their way for somebody else."""
+    """Delete the archives of an installed package, but of no other build: another process may be downloading one."""
     assert recipe.archives is not None
     for name in recipe.archives.name(package.build, package.kind, machine.processor):
         if name is not None:
@@ -80,7 +80,7 @@ def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machin
 
 
 def _local_package(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
-    """The package of archives on this machine, which have the names that the release gives them."""
+    """The package of local archives, which must have the names of the release."""
     assert recipe.archives is not None
     program = next((path for path in wanted.files if path.name.startswith("llama-")), wanted.files[0])
     found = re.fullmatch(r"llama-(b[0-9]+)-bin-ubuntu-(.+)-(?:x64|arm64)\.tar\.gz", program.name)
@@ -104,7 +104,7 @@ def _local_package(recipe: Recipe, known: Releases, wanted: Wanted, machine: Mac
 
 
 def _check_archive(path: Path, known: Releases, wanted: Wanted) -> None:
-    """Raises InstallError unless it is the release's file of that name, or a person has agreed to an unknown one."""
+    """Raises InstallError unless the digest is the release's, or a person has agreed to an unknown one."""
     if not path.is_file():
         raise InvalidRequestError(f"{path}: there is no such file.", param="--from")
     with path.open("rb") as file:

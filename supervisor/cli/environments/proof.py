@@ -1,8 +1,8 @@
-"""Does a new build of llama.cpp compute on this machine's GPU? By one answer, not by its list of devices.
+"""Prove that a new build of llama.cpp computes on this machine's GPU: by one answer, not by its list of devices.
 
-Old drivers list a card and die at the first kernel, and some write garbage. So each device gives one answer of the demo's tiny
-model with all layers there: it must be the processor's, the log must name the device, and the device's memory must be seen to
-rise, where the driver tells. Kernels that are compiled at the first start can take minutes; the driver keeps them.
+Old drivers list a card and die at the first kernel, and some write garbage. So the demo's tiny model gives one answer with all
+layers on the device: the answer must equal the processor's, the log must name the device, and the use of its memory must rise,
+where the driver reports it. Kernels that are compiled at the first start can take minutes; the driver keeps them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LIMIT_S: Final = 600.0
 PROGRESS_INTERVAL_S: Final = 15.0
 LIST_S: Final = 60.0
 ROOM_MIB: Final = 600
-"""The memory of an answer on a GPU: its context and kernels, besides a model of some MiB."""
+"""The memory for an answer on a GPU: context and kernels, and a model of some MiB."""
 PREFIX: Final = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
-"""How llama.cpp's names of devices begin."""
+"""The prefixes of llama.cpp's names of devices."""
 NO_VARIABLES: Final[Mapping[str, str]] = {}
 NO_F16: Final = {"GGML_VK_DISABLE_F16": "1"}
-"""Without it, some of Intel's Arc cards write garbage."""
+"""Without this variable, some of Intel's Arc cards write garbage."""
 _LISTED: Final = re.compile(r"^ +((?:CUDA|ROCm|Vulkan)\d+): (.*?) \(", re.MULTILINE)
 _USED: Final = re.compile(r"using device (\w+) \((.*)\) \(([0-9a-fA-F:.]+)\)")
 
@@ -53,13 +53,13 @@ Echo = Callable[[str], None]
 
 
 class NoRoomError(InstallError):
-    """The GPU is full, so nobody knows whether the build computes there."""
+    """The GPU is full, so the proof is impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     text: str
-    pci: str | None  # of the device that the log says it used
+    pci: str | None  # the address of the device in use, by the log
     used_mib: int
 
 
@@ -108,7 +108,7 @@ def prove(environment: Path, echo: Echo) -> Proven:
 def _device_candidates(
     names: Mapping[str, str], made: installed.Program, gpus: Sequence[DeviceInfo]
 ) -> Iterator[tuple[str, DeviceInfo]]:
-    """Each device of the program with the GPU that it may be: of CUDA and ROCm it sees the worker's own, as number 0."""
+    """Each device of the program with the GPU that it may be. A worker for CUDA or ROCm sees only its own GPU, as number 0."""
     if made.device == "vulkan":
         yield from ((name, gpus[min(at, len(gpus) - 1)]) for at, name in enumerate(names) if gpus)
     else:
@@ -143,16 +143,16 @@ async def _sample_device(sampler: MemorySampler, device: DeviceInfo) -> DeviceSa
 
 
 class _Proof:
-    """Answers of one environment's program. `addresses`: the device of the last check, by PCI address, with its name."""
+    """Answers of one environment's program. `addresses`: PCI address → name of the device in the last check."""
 
     def __init__(self, environment: Path, echo: Echo) -> None:
         self._environment, self._echo = environment, echo
         self._gpus = every_gpu()
         self.addresses: dict[str, str] = {}
-        self.full = ""  # which GPU is, in words
+        self.full = ""  # a sentence about a full GPU; empty: none is
 
     def check_room(self, gpu: DeviceInfo) -> None:
-        """Raises BenchError."""
+        """Raises BenchError where the GPU has less than ROOM_MIB free."""
         seen = asyncio.run(_sample_device(self._gpus.sampler, gpu))
         if seen.stale:
             raise BenchError("its memory can't be read now")
@@ -161,12 +161,12 @@ class _Proof:
             raise BenchError(self.full)
 
     def check(self, name: str, gpu: DeviceInfo, expected: str, variables: Mapping[str, str]) -> Mapping[str, str]:
-        """The variables that it needs besides. Raises LlmuxError."""
+        """The further variables that the device needs. Raises LlmuxError where it doesn't compute."""
         self.addresses = {}
         needed: Mapping[str, str] = {}
         measured = self.ask(self._gpus.sampler, gpu, name, variables)
         others = [one for one in self._gpus.devices if one.pci == measured.pci]
-        if measured.pci is not None and measured.pci != gpu.pci and others:  # measure the one that it is
+        if measured.pci is not None and measured.pci != gpu.pci and others:  # the program used another GPU: measure that one
             measured = self.ask(self._gpus.sampler, others[0], name, variables)
         if measured.text != expected and name.startswith("Vulkan"):
             self._echo(f"{name} answers {measured.text!r}; once more, without 16-bit floats")
@@ -208,11 +208,11 @@ class _Proof:
             finally:
                 progress.cancel()
         used = [line[3].lower() for line in _USED.finditer(log)]
-        used_mib = fall_mib if worker.measured_mib is None else worker.measured_mib  # not every driver lists processes
+        used_mib = fall_mib if worker.measured_mib is None else worker.measured_mib  # some drivers list no processes
         return _Answer(json.loads(answer)["content"], used[0] if used else None, used_mib)
 
     def _tiny_catalog(self, folder: Path, name: str, variables: Mapping[str, str]) -> Catalog:
-        """A configuration of the tiny model alone. Of Vulkan, which shows every GPU, it names the device."""
+        """A configuration with the tiny model alone. For Vulkan, which shows every GPU, it also selects the device."""
         tiny.write(folder / "proof.gguf", MODELS[0])
         runtimes = folder / "runtimes"
         runtimes.mkdir()
@@ -232,7 +232,7 @@ class _Proof:
         own = {
             "runtimes_dir": runtimes,
             "state_dir": folder / "state",
-        }  # whatever variables say: theirs count more than a file
+        }  # set here, since variables override a file
         return replace(catalog, server=catalog.server.model_copy(update=own))
 
     async def _report_progress(self, name: str) -> None:

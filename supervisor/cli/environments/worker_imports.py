@@ -1,7 +1,7 @@
 """The packages that a runtime's workers import, read from their source.
 
-A worker program is a module in the runtime's folder that can be run by itself. Its environment must have the packages that
-this module and the modules of `runtimes` that it uses import, at the top or in a function; an import inside `try` is optional.
+A worker program is a module in the runtime's folder with a main guard. The environment must have all packages that this
+module, and the modules of `runtimes` that it imports, import at the top or in a function; an import inside `try` is optional.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAIN_GUARD: Final = 'if __name__ == "__main__":'
 
 
 def imports(folder: Path) -> set[str]:
-    """The modules that are neither in the standard library nor in `runtimes`."""
+    """The imported modules that are neither in the standard library nor in `runtimes`."""
     ahead = [path for path in folder.rglob("*.py") if MAIN_GUARD in path.read_text(encoding="utf-8")]
     seen: set[Path] = set()
     found: set[str] = set()

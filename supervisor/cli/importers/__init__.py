@@ -1,7 +1,7 @@
-"""`llmux config import`: read another program's configuration, write ours, and report what didn't come along.
+"""`llmux config import`: read another program's configuration, write ours, and report the losses.
 
 Each format is a module of pure functions from its parsed document to a `Draft`. The result is always a valid configuration;
-settings that are lost, or work differently from now on, are in the report and beside the model in the file.
+the report, and comments at the models in the file, list settings that are lost or work differently from now on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from supervisor.cli.importers.draft import Draft, Values
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.host.store import files
 
-OTHER_KEYS_NAME: Final = "llmux_keys.yaml"  # where a file of keys is there already
+OTHER_KEYS_NAME: Final = "llmux_keys.yaml"  # used where a file of keys exists already
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
 _MOST_FILES: Final = {"llm-pool": 2, "first-llmux": 2, "model-boss": 2}
 
 
 def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draft, str]:
-    """The draft and the text of the file, which is written to `out` if that is given.
+    """The draft and the text of the configuration, which is written to `out`, if given.
 
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists, UsageError for the wrong
     number of files.
@@ -51,7 +51,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         raise click.UsageError(f"{form} has {_MOST_FILES.get(form, 1)} file(s), not {len(paths)}.")
     draft = read(paths, form, Path.cwd() if out is None else out.absolute().parent)
     keys = None if out is None or not draft.keys else out.with_name(KEYS_NAME)
-    if keys is not None and keys.exists():  # the first llmux's own, say
+    if keys is not None and keys.exists():  # such as the first llmux's own file
         draft.look(
             KEYS_NAME,
             f"is there already and stays as it is: the keys are in {OTHER_KEYS_NAME}, which server.api_keys names",
@@ -82,7 +82,7 @@ def report(draft: Draft, out: Path | None) -> str:
 
 
 def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
-    """The report for machines, with the text where it was written to no file."""
+    """The report for machines, with the text where no file was written."""
     about: dict[str, JsonValue] = {
         "models": list(draft.models),
         "virtual_models": list(draft.virtual_models),
@@ -95,9 +95,9 @@ def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
 
 
 def _settings_files(settings: Path | None = None) -> list[Path]:
-    """The files that llm-pool itself would read: `settings`, or those in its usual place, and the file that overrides them.
+    """The files that llm-pool itself would read: `settings`, else its usual file, and the file that overrides it.
 
-    Raises ConfigError when one that a variable names isn't there.
+    Raises ConfigError when a file that a variable names is missing.
     """
     settings = settings or _path_in_variable(SETTINGS_VARIABLE) or DEFAULT_SETTINGS
     local = _path_in_variable(LOCAL_VARIABLE) or settings.with_name("local.json")
@@ -105,9 +105,9 @@ def _settings_files(settings: Path | None = None) -> list[Path]:
 
 
 def llm_pool_files() -> list[Path]:
-    """The settings that llm-pool's variables name, and the local ones, whether these are there or not.
+    """The settings file that llm-pool's variable names, and the local one, which may be missing.
 
-    Raises ConfigError when one that is named isn't there.
+    Raises ConfigError when a named file is missing.
     """
     settings, local = _path_in_variable(SETTINGS_VARIABLE) or DEFAULT_SETTINGS, _path_in_variable(LOCAL_VARIABLE)
     if not settings.is_file():
@@ -125,7 +125,7 @@ def _path_in_variable(variable: str) -> Path | None:
 def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
     """The settled draft of these files, as for a configuration file in `folder`. Blocks on the files of models at rest.
 
-    Raises ConfigError for files that can't be read, or that their program would refuse.
+    Raises ConfigError for unreadable files, and for files that their program would refuse.
     """
     path = paths[0]
     match form:
@@ -154,14 +154,14 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
 
 
 def _switch_off_unusable(draft: Draft, folder: Path) -> None:
-    """Switch off those models at rest that can't be used as they are: on this machine they weren't, either."""
+    """Switch off unloaded models that this machine can't run: they didn't run here before, either."""
     for name in list(draft.at_rest):
         if name in draft.models and (why := _first_trouble(name, draft.models[name], folder)) is not None:
             draft.switch_off(name, why)
 
 
 def _first_trouble(name: str, values: Values, folder: Path) -> str | None:
-    """The first thing that is wrong with a model, its files included, in a file in `folder`; None: nothing is."""
+    """The first problem of a model or its files, in a configuration in `folder`; None: there is none."""
     root = tree_of({"models": {name: values}}, Place(Source(Layer.FILE, "imported", folder)))
     assert isinstance(root, Table)
     assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
@@ -176,7 +176,7 @@ def _first_trouble(name: str, values: Values, folder: Path) -> str | None:
 
 
 def _detect_format(path: Path) -> str:
-    """The format, by the file's suffix, and by the sections of a YAML file."""
+    """The format, by the file's suffix, or by the sections of a YAML file."""
     form = _SUFFIXES.get(path.suffix.lower())
     if form is not None:
         return form
@@ -215,7 +215,7 @@ def _read_json(path: Path) -> Mapping[str, JsonValue]:
 
 
 def _validate_text(text: str) -> None:
-    """Read the written file, without the files that it names. Raises ConfigError."""
+    """Validate the written configuration, without the files that it names. Raises ConfigError."""
     root, problems = parse(text, Source(Layer.FILE, "imported", Path.cwd()))
     if not isinstance(root, Table):
         raise config_error(problems)

@@ -1,8 +1,8 @@
 """A configuration under construction: its sections, and notes on what could not be imported.
 
-A note says that something is *lost* (not in the result) or to be *looked at* (it works differently). Notes about a model
-also stand above it in the written file. `settle` removes all that our own validation refuses, so that the written file is
-always valid.
+A note says that a setting is *lost* (not in the result) or to be *looked at* (it works differently). Notes about a model
+also stand above it in the written file. `settle` removes every key that our own validation refuses, so that the written file
+is always valid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS = ((r"whisper|parakeet", "asr"), (r"tts|kokoro|piper|chatterbox", "tts"),
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a person should know. `where` is a key in the source."""
+    """A remark for the person who imports. `where` is a key in the source."""
 
     where: str
     message: str
@@ -49,7 +49,7 @@ class Draft:
     tasks: dict[str, Values] = field(default_factory=dict)  # ladders: of names, or of mappings with a `model`
     limits: Values = field(default_factory=dict)
     server: Values = field(default_factory=dict)
-    keys: list[Values] = field(default_factory=list)  # of clients: entries of the file of API keys
+    keys: list[Values] = field(default_factory=list)  # clients' keys: entries of the file of API keys
     notes: list[Note] = field(default_factory=list)
     at_rest: dict[str, str] = field(default_factory=dict)  # models not loaded at the start → the key that says so
     _comments_above: dict[Trail, list[str]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Draft:
         why: Mapping[str, str] | None = None,
         model: str | None = None,
     ) -> None:
-        """Note each key that is not known. `why`: what to say of some of them."""
+        """Note each key that is not known. `why`: remarks on some of these keys."""
         for key in keys:
             if key not in known:
                 self.lose(f"{prefix}{key}", (why or {}).get(key, "llmux has nothing like it"), model=model)
@@ -74,7 +74,7 @@ class Draft:
         self._add_note(Note(where, message, lost=False), model)
 
     def _add_note(self, note: Note, model: str | None) -> None:
-        """Once, even where several names of a model repeat it."""
+        """Add a note, once even where several names of a model repeat it."""
         if note not in self.notes:
             self.notes.append(note)
         if model is not None:
@@ -82,20 +82,20 @@ class Draft:
             self.comment(model, f"{'Not imported' if note.lost else 'Look at'}: {key}: {note.message}")
 
     def comment(self, model: str, line: str) -> None:
-        """A line to stand above the model."""
+        """Add a comment line above the model."""
         lines = self._comments_above.setdefault(("models", model), [])
         if line not in lines:
             lines.append(line)
 
     def name(self, wanted: str) -> str:
-        """A name that can be used: without spaces, and not taken."""
+        """A valid name: without spaces. A change of the name is noted."""
         usable = _OPAQUE.sub("-", wanted).strip("/")[:200] or "model"
         if usable != wanted:
             self.look(wanted, f'is called "{usable}" now: names have no spaces')
         return usable
 
     def virtual(self, name: str, model: str) -> Values:
-        """The virtual model of that name, which may be the model's own."""
+        """The virtual model of that name, made if missing; the name may be the model's own."""
         return self.virtual_models.setdefault(name, {"model": model})
 
     def merge(self, name: str, model: str, part: str, values: Mapping[str, JsonValue]) -> None:
@@ -106,7 +106,7 @@ class Draft:
             known.update(values)
 
     def switch_off(self, model: str, why: str) -> None:
-        """Disable a model at rest that can't be loaded as it is."""
+        """Disable an unloaded model that this machine can't load now."""
         where = self.at_rest.pop(model)
         self.models[model]["enabled"] = False
         self.notes = [note for note in self.notes if note.where != where]
@@ -123,7 +123,7 @@ class Draft:
                 virtual.setdefault("defaults", dict(defaults))
 
     def list_models(self) -> None:
-        """Also list models that virtual models refer to under their own names, as their program did."""
+        """Also list the models behind virtual models by their own names, as the other program did."""
         for virtual in list(self.virtual_models.values()):
             model = self.models.get(str(virtual["model"]))
             if model is not None and virtual["model"] not in self.virtual_models:
@@ -221,14 +221,14 @@ def _candidate_name(entry: JsonValue) -> str:
 
 
 def _paths_of_source(values: Values) -> Values:
-    """The paths that follow from a model's `source`, if it has one."""
+    """The paths that follow from a model's `source`, if any."""
     node = tree_of(values, _PLACE)
     assert isinstance(node, Table)
     return {key: plain(path) for key, path in sources.placed(node, models_dir()).items()}
 
 
 def _remove_invalid(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
-    """The model's problems; the key of each is removed from `values` first."""
+    """Remove each invalid key from `values`, and yield its problem."""
     for problem in validate(model, tree_of(tried, _PLACE), trail)[1]:
         key = problem.trail[len(trail)] if len(problem.trail) > len(trail) else None
         if values.pop(str(key), None) is not None:
@@ -252,5 +252,5 @@ def list_of(value: JsonValue) -> list[JsonValue]:
 
 
 def text_of(value: JsonValue) -> str:
-    """A value as it would stand on a command line."""
+    """A value as a word of a command line."""
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
 """The first llmux: one process for all models, with `models.yaml` and, beside it, `api_keys.yaml`.
 
-Models come with all their virtual models, clients keep their keys (their digests are written). The estimates of memory stay
-behind: here they would overrule the figures that are computed from the files and then measured.
+Models keep all their virtual models, clients keep their keys (as digests). The estimates of memory are not imported: here
+they would override the figures that are computed from the files and then measured.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _OVERHEAD: Final = 1.25
 """The memory of weights, context and program together, as a factor of the weights."""
 
 Find = Callable[[str], Path | None]
-"""Finds a file or a model's folder that was downloaded for the first llmux; None: it isn't there."""
+"""Finds a file or a model's folder that was downloaded for the first llmux; None: it is missing."""
 
 
 def models_folder(config: Path) -> Find:
-    """The finder of files for a configuration in `config`: the models lay in the folder `models` beside that one.
+    """The finder of files for the configuration `config`: models lie in the folder `models` beside that file.
 
-    There as files and folders or as the hub's cache keeps them, or in the user's own cache.
+    There they are files and folders, or a cache of the hub; the user's own cache is searched, too.
     """
     folder = config.absolute().parent / "models"
     hubs = (folder, folder / "hub", hub())
@@ -139,7 +139,7 @@ def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
 
 
 def _unquantised_gb(folder: Path | None, repo: str) -> float | None:
-    """GB of its weights, where these are 16 bits wide as far as the folder shows, or its name; None: they aren't."""
+    """GB of 16-bit weights, by the folder, else by the repository's name; None: quantised, or unknown."""
     if folder is None:
         found = None if _QUANTISED.search(repo) else _PARAMETERS.search(repo)
         return None if found is None else float(found[1]) * 2
@@ -193,7 +193,7 @@ def _convert_virtual_model(draft: Draft, name: str, values: Values) -> None:
 
 
 def _convert_keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
-    """Digests instead of the keys themselves: these keep working, and nobody can read them out of the file."""
+    """Add the keys as digests: the keys keep working, and nobody can read them out of the file."""
     for index, entry in enumerate(list_of(root.get("api_keys"))):
         key, name = object_of(entry).get("key"), text_of(object_of(entry).get("name") or f"key {index + 1}")[:90]
         problem = weakness(key) if isinstance(key, str) else "is no text"

@@ -1,8 +1,8 @@
-"""llama-server's command line, taken apart into the keys of our llama_server runtime.
+"""llama-server's command line, parsed into the keys of our llama_server runtime.
 
-Options with a key of their own become that key; sampling options, which are defaults for requests that say nothing else,
-become defaults of a virtual model, because every program that runs the model understands those; options that are the
-supervisor's own business are dropped; the rest stays as further arguments for the binary.
+An option with a key becomes that key. Sampling options, which are defaults for requests, become defaults of a virtual model,
+because every program that runs the model understands those. Options that the supervisor sets itself are dropped. All other
+options stay as further arguments for the binary.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ REMOTE: Final = frozenset(
 
 _OLD_NAMES: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
 _RENAMED: Final = dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min")
-"""Options that llama.cpp has under another name now, and we have no key for."""
+"""Options that llama.cpp has renamed, and that have no key here."""
 _SAME_NAMES: Final = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty"),
     *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     *("xtc_probability", "xtc_threshold", "mirostat", "seed"),
 )
-"""Fields of requests that the option is called like."""
+"""Request fields with the same name as the option."""
 _SAMPLING: Final = (
     {f"--{name.replace('_', '-')}": name for name in _SAME_NAMES}
     | {"--temp": "temperature", "--top-nsigma": "top_n_sigma", "--typical": "typical_p", "-s": "seed"}
@@ -71,7 +71,7 @@ class Options:
 
     @classmethod
     def read(cls, words: Sequence[str]) -> Options:
-        """Take the words after the program's name."""
+        """Parse the words after the program's name."""
         options = cls()
         rest = list(words)
         while rest:
@@ -84,7 +84,7 @@ class Options:
         return options
 
     def give(self, draft: Draft, name: str, where: str) -> None:
-        """Add all options to a model, whose own keys stay."""
+        """Add all options to a model; keys that the model has already stay."""
         model = draft.models[name]
         if not str(self.keys.get("path", ".gguf")).lower().endswith(".gguf"):
             model.setdefault("runtime", "llama_server")
@@ -103,7 +103,7 @@ class Options:
             if option not in _IGNORED:
                 self._set_key(option, key, "no" not in option.split("-")[:3])
         elif key == "flash_attn" and not has_value:
-            self.keys["flash_attn"] = "on"  # before it took a value
+            self.keys["flash_attn"] = "on"  # in llama.cpp's older syntax, without a value
         else:
             value = rest.pop(0) if has_value else None
             if option in _DROPPED:

@@ -1,15 +1,15 @@
 """llama-swap's config.yaml: models with their commands, macros, aliases, filters, groups, hooks and peers.
 
-A command that is llama-server with a file becomes our llama_server runtime; every other one is run as it is. Where
-llama-swap swaps by groups, llmux goes by memory: settings that mean the same here are taken over, all others are noted.
+A command that runs llama-server with a file becomes our llama_server runtime; any other command is run unchanged. llama-swap
+swaps by groups, llmux by memory: settings with the same meaning here are imported, all others are noted.
 
-Macros, `${name}` anywhere in a value, are defined for all models or for one, and in terms of each other. Filters take fields
-out of requests and set others, for all names of a model or for one: they become `strip` and `force` of a virtual model for
-each name.
+Macros, `${name}` anywhere in a value, are defined for all models or for one, and in terms of each other. Filters remove
+fields from requests and set others, for all names of a model or for one: they become `strip` and `force` of a virtual model
+for each name.
 
-Peers are other servers; each of their models becomes an `openai_remote` model. It is called `peer/model`, and by its own name
-where no other model has that. llama-swap sends every request there that names such a model, so each gets `allow_remote`.
-Keys are not copied: where the source names a variable of the environment, that variable is used; else one is made up and noted.
+Peers are other servers; each of their models becomes an `openai_remote` model. Its name is `peer/model`, and also `model` where
+no other model has that name. llama-swap sends every request for such a model to the peer, so each gets `allow_remote`.
+Keys are not copied: where the source names an environment variable, that variable is used; else one is made up and noted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _VARIABLE: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _TIMEOUTS: Final = {"connect": "connect_s", "responseHeader": "first_byte_s"}
 _KNOWN_OF_PEER: Final = frozenset({"proxy", "apiKey", "models", "filters", "timeouts"})
 _START_MACROS: Final = frozenset({"PORT", "PID"})
-"""Macros that get their values when a worker is started: they stay as they are."""
+"""Macros that get their values when a worker starts: they stay unfilled."""
 _MACRO: Final = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 _MOST_FILLS: Final = 16
 
@@ -68,7 +68,7 @@ _Definitions = Mapping[str, JsonValue]
 
 
 def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
-    """The draft. Raises ConfigError for what llama-swap itself would refuse."""
+    """The draft. Raises ConfigError for mistakes that llama-swap itself would refuse."""
     return _Conversion(root, environ).draft
 
 
@@ -78,7 +78,7 @@ class _Conversion:
         self._root = root
         self._macros = _Macros(environ)
         self._problems = self._macros.problems
-        self._names: dict[str, str] = {}  # every name of theirs, aliases too → our model's
+        self._names: dict[str, str] = {}  # llama-swap's name or alias → our model's name
         models = root.get("models") or {}
         if not isinstance(models, dict) or not (models or root.get("peers")):
             raise ConfigError(("there are no models",))
@@ -187,7 +187,7 @@ class _Conversion:
             model["stop_cmd"] = [_with_placeholder(word) for word in stop_words]
 
     def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
-        """The command with a placeholder for its port. One that can't have any is switched off."""
+        """The command with a placeholder for its port. A model whose command can't have one is switched off."""
         model = self.draft.models[name]
         address = str(proxy or "").replace("${PORT}", "0")
         try:
@@ -327,7 +327,7 @@ class _Conversion:
                 self.draft.models[member]["pin"] = True
 
     def _convert_selectors(self) -> None:
-        """Make a task of each selector. A request finds it by its bare name, too."""
+        """Make a task of each selector. Requests reach the task by its bare name, too."""
         for foreign_name, values in object_of(self._root.get("selectors")).items():
             where, selector = f"selectors.{foreign_name}", object_of(values)
             names = [self.draft.name(text_of(target)) for target in list_of(selector.get("targets"))]
@@ -374,7 +374,7 @@ class _Macros:
         self._environ = environ
 
     def fill(self, value: JsonValue, known: _Definitions, where: str) -> JsonValue:
-        """The value with all macros filled in. A text that is one macro and nothing else becomes the macro's value, of any type."""
+        """The value with all macros filled in. A text that consists of one macro becomes the macro's value, of any type."""
         match value:
             case str():
                 return self._fill_text(value, known, where)
@@ -431,7 +431,7 @@ def _apply_filters(draft: Draft, name: str, foreign_name: str, where: str, filte
 
 
 def _peer_filters(filters: JsonValue, foreign_name: str) -> JsonValue:
-    """The filters of one model, out of those that all models of a peer share. Fields set for its name count for all its names."""
+    """One model's filters, from those of its peer. Fields set for the model's name count for all its names."""
     if not isinstance(filters, dict) or "setParamsByID" not in filters:
         return filters
     shared = {key: value for key, value in filters.items() if key not in {"setParams", "set_params", "setParamsByID"}}
@@ -512,7 +512,7 @@ def _add_peer(
 
 
 def _variable_of_key(key: str, known: _Definitions) -> str | None:
-    """The environment variable that an API key comes from, directly or by macros; None: the file has the key itself."""
+    """The environment variable that an API key comes from, directly or by macros; None: the file contains the key itself."""
     for _ in range(len(known) + 1):
         if (found := _VARIABLE.fullmatch(key)) is not None:
             return found[1]
@@ -523,7 +523,7 @@ def _variable_of_key(key: str, known: _Definitions) -> str | None:
 
 
 def _without_comments(value: JsonValue) -> JsonValue:
-    """A command without comment lines, which may have macros that are defined nowhere."""
+    """A command without comment lines, where undefined macros are allowed."""
     if not isinstance(value, str):
         return value
     return "\n".join(line for line in value.splitlines() if not line.lstrip().startswith("#"))
@@ -539,7 +539,7 @@ def _command_words(command: str) -> list[str]:
 
 
 def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """`env A=1 program` without the `env`."""
+    """The words without a leading `env A=1`, and its variables."""
     if words[0] != "env":
         return words, {}
     rest = iter(words[1:])

@@ -1,9 +1,9 @@
-"""llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
+"""llm-pool's settings.json with local.json over it: each backend's fields, where a runtime here has an equivalent.
 
 Each backend becomes the runtime of its name, and ct2 becomes ctranslate2.
-Shared decoding settings and a model's thinking belong to the requests, so they become a virtual model of the same name. Both
-are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool. Models that are `enabled` are loaded
-at the start; all others can be loaded, too, as far as this machine has their files and programs.
+Shared decoding settings and a model's thinking apply to requests, so they become defaults of a virtual model of the same
+name: a request's `decoding` and `thinking` override them, as in llm-pool. Models that are `enabled` are loaded at the start;
+all others can be loaded later, if this machine has their files and programs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _OFFERED: Final = 'it is there for requests that say allow_remote; "enabled: fal
 _FOR_ALL: Final = dict.fromkeys(("host", "port", "api_key"), "llmux chooses it") | {
     "timeout_s": "for all models together: limits.first_byte_s"
 }
-"""Fields of its servers that no model has here."""
+"""Fields of llm-pool's servers that models lack here."""
 
 
 def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) -> Values:
@@ -80,7 +80,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
     if not models:
         raise ConfigError(("engine.models: there are no models",))
     draft.server["responses"] = (
-        "llm-pool"  # all requests to /v1/responses were its own, and /v1/models listed what is loaded
+        "llm-pool"  # all requests to /v1/responses had its format, and /v1/models listed loaded models
     )
     draft.server.update({key: service[key] for key in ("host", "port", "log_level") if key in service})
     if isinstance(level := draft.server.get("log_level"), str):
@@ -108,7 +108,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
 
 
 def _decoding_of(runtime: str) -> dict[str, str]:
-    """The fields of requests for the shared decoding settings. Remotes refuse fields that they don't know."""
+    """The request fields for the shared decoding settings. Remotes refuse unknown fields."""
     if runtime == "openai_remote":
         return {key: key for key in _REMOTE_DECODING}
     beyond = {key: names[0] for key, names in REGISTRY.get(runtime).decoding.items()}
@@ -145,7 +145,7 @@ def _convert_model(draft: Draft, foreign_name: str, values: Values, usual: str) 
 
 
 def _set_preload(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: bool) -> None:
-    """Note whether the model is loaded at the start. Operators may load it later in any case."""
+    """Set whether the model is loaded at the start. Operators may load any model later."""
     if enabled is False:
         draft.at_rest[name] = at
         draft.look(at, _OFFERED if is_remote else _AT_REST, model=name)
@@ -156,20 +156,20 @@ def _set_preload(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_rem
 
 
 def _set_thinking(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None:
-    """Requests that don't say whether the model is to think."""
+    """Set the default for requests that don't switch thinking on or off."""
     if isinstance(wanted, bool):
         draft.merge(name, name, "defaults", switch.enabled if wanted else switch.disabled)
 
 
 def _backend_fields(values: Values, prefix: str) -> dict[str, JsonValue]:
-    """The fields of a backend, without its prefix; nulls say nothing."""
+    """The fields of a backend, without its prefix and without nulls."""
     return {
         key.removeprefix(prefix): item for key, item in values.items() if key.startswith(prefix) and item is not None
     }
 
 
 def _command_words(draft: Draft, name: str, at: str, value: JsonValue) -> list[str]:
-    """Words of a command line."""
+    """The words of a command line; none, with a note, for anything but a list."""
     if not isinstance(value, list):
         draft.lose(at, "expected a list of words", model=name)
     return [text_of(word) for word in list_of(value)]
@@ -267,7 +267,7 @@ def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
     if kind == "cpu":
         model["devices"] = [HOST.device_id()]
     elif (number := whole_number(index)) is not None:
-        model["devices"] = [CUDA.device_id(number)]  # otherwise llmux chooses one
+        model["devices"] = [CUDA.device_id(number)]  # otherwise llmux chooses the device
     _report_unknown_fields(draft, name, where, values, "device", "compute_type")
 
 
@@ -342,7 +342,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
         else:
             draft.lose(at, "openai_remote has no such key", model=name)
     if values.get("remote_api_kind") in (None, "chat_completions"):
-        model["endpoints"] = ["/v1/chat/completions"]  # all that llm-pool asks there; the rest is translated to it
+        model["endpoints"] = ["/v1/chat/completions"]  # the only path that llm-pool uses there; llmux translates the others to it
     if isinstance(values.get("enable_thinking"), bool):
         model["thinking_field"] = "thinking"
         _set_thinking(draft, name, values["enable_thinking"], SWITCHES["thinking"])

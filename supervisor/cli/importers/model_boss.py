@@ -1,7 +1,7 @@
 """model-boss: `manifest.yaml`, and `tasks.yaml` beside it.
 
-Its coordinator has few keys of its own; all other keys of a llama-server model are llama-server's options, and become the
-same as these on a command line. A model's `priority` counts downwards there and upwards here, so it never comes along.
+Its coordinator has few keys of its own; all other keys of a llama-server model are llama-server's options, and are
+imported like a command line. A model's `priority` counts downwards there and upwards here, so it is never imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from supervisor.errors import ConfigError
 
 TASKS_FILE: Final = "tasks.yaml"
 PORT: Final = 8210
-"""The port that its clients use."""
+"""The port that model-boss's clients use."""
 CLAUDE: Final = "claude:"
-"""Begins the names of models that Claude's command line program answers; these need not stand in a manifest."""
+"""The prefix of models that Claude's command line program runs; a manifest need not list these."""
 
 _IDS: Final = ("id", "model_id", "name")
 _PATHS: Final = ("path", "model_path", "file")
@@ -48,7 +48,7 @@ _TASK: Final = frozenset({"candidates", "pin_primary", "keep_alive_s", "budget_s
 
 
 def is_manifest(root: Mapping[str, JsonValue]) -> bool:
-    """Are these models of model-boss? llama-swap's each have a command."""
+    """Whether the file is model-boss's: llama-swap's models each have a command."""
     entries = [values for _, values in _entries(root.get("models"))]
     return any(_OWN & values.keys() for values in entries) and not any("cmd" in values for values in entries)
 
@@ -72,7 +72,7 @@ def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Dr
 
 
 def _entries(models: JsonValue) -> Iterator[tuple[str, Values]]:
-    """The entries with their names: of a mapping by name, or of a list of mappings that have one."""
+    """The entries with their names: from a mapping by name, or from a list of mappings with names."""
     if isinstance(models, dict):
         yield from ((name, object_of(values)) for name, values in models.items())
     for at, values in enumerate(map(object_of, list_of(models))):
@@ -108,24 +108,24 @@ def _convert_model(draft: Draft, foreign_name: str, values: Values) -> None:
         if kind == "vision":
             model["modalities"] = ["text", "image"]
             if model.get("pin") is not True:
-                model.setdefault("keep_alive_s", 60)  # here it counts as an LLM
+                model.setdefault("keep_alive_s", 60)  # llmux counts it as an LLM
         _convert_llama_server(draft, name, where, left)
     draft.lose_unknown(f"{where}.", left, (), _LOST, model=name)
 
 
 def _take_first(values: Values, keys: tuple[str, ...]) -> JsonValue:
-    """The value of the first key that is there, which is taken out."""
+    """Remove the first of these keys that has a value, and return the value."""
     return next((values.pop(key) for key in keys if values.get(key)), None)
 
 
 def _convert_llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
-    """Convert the model's options, its template, and whether it thinks; each converted key is taken out of `left`."""
+    """Convert the model's options, template and thinking; each converted key is removed from `left`."""
     model = draft.models[name]
     template = left.get("chat_template")
     if template in ("alpaca", "raw"):
         model["prompt_format"] = left.pop("chat_template")
     elif template == "chatml":
-        left.pop("chat_template")  # the worker's own, which it had there, too
+        left.pop("chat_template")  # the worker's own template, as in model-boss
     for switch in [key for key in _THINKING if key in left]:
         switched = _SWITCH_WORDS.get(text_of(left.pop(switch)).lower())
         if switched is None:

@@ -1,6 +1,6 @@
 """llama.cpp's router presets: an INI file with a section for each model, options by their long names, `[*]` for all.
 
-Read as llama.cpp reads it: `;` and `#` begin a comment anywhere, a section that comes again replaces the first.
+Parsed as llama.cpp does: `;` and `#` begin a comment anywhere, and a second section of a name replaces the first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SWITCHES: Final = frozenset(
     | {"slots", "props", "webui", "ui", "check-tensors", "perf", "escape", "special", "verbose", "no-host", "offline"}
     | {"cpu-moe", "verbose-prompt", "prefill-assistant", "models-autoload", "direct-io", "spec-default"}
 )
-"""Options without a value that have no key of their own."""
+"""Options without a value that have no key here."""
 
 
 def parse(text: str) -> dict[str, Section]:
-    """The sections; entries before the first one are section "". Raises ConfigError with every line that is neither."""
+    """The sections; entries before the first section are section "". Raises ConfigError with every line that is neither section nor entry."""
     sections: dict[str, Section] = {}
     current = ""
     problems = []
@@ -104,7 +104,7 @@ def _convert_model(draft: Draft, foreign_name: str, entries: Section) -> None:
 
 
 def _add_aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Collection[str]) -> None:
-    """Further names for clients."""
+    """Add further names for clients."""
     for alias in filter(None, map(str.strip, aliases)):
         if alias == foreign_name:
             continue
@@ -117,7 +117,10 @@ def _add_aliases(draft: Draft, foreign_name: str, aliases: list[str], models: Co
 
 
 def _normalised_entries(entries: Section) -> Section:
-    """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
+    """The entries with one spelling for each option, so that a section's own entry overrides a shared one.
+
+    Names of environment variables become options, too.
+    """
     return dict(
         _normalised_entry(
             key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value

@@ -1,7 +1,7 @@
 """The options of a `vllm serve` command line, as keys of the vllm_serve runtime.
 
-Options that have a key become it, in the type the key has; those that are llmux's own are lost; the rest goes along as
-`extra_args`, word by word, whatever values they take.
+An option with a key becomes that key, in the key's type. Options that llmux sets itself are lost. All other words become
+`extra_args`, unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from supervisor.catalog.problems import types_at
 
 OWN: Final = "llmux chooses it"
 _KEY_OF_SPECULATION: Final = {name: key for key, name in SPECULATIVE.items()}
-_SWITCHED_BY: Final = frozenset({"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"})  # by tool_call_parser
+_SWITCHED_BY: Final = frozenset({"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"})  # set by the key tool_call_parser
 _BLOCKS: Final = "--num-gpu-blocks-override"
 
 
 @dataclass(slots=True)
 class VllmOptions:
-    """The keys that the words become. `lost`: options that have none, and why."""
+    """The keys of the parsed words. `lost`: dropped options with the reason."""
 
     keys: dict[str, JsonValue] = field(default_factory=dict)
     extra: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class VllmOptions:
 
     @classmethod
     def read(cls, words: Sequence[str]) -> VllmOptions:
-        """Take the words after the model's name."""
+        """Parse the words after the model's name."""
         options = cls()
         own, key_of = VllmServeConfig.own_options(), VllmServeConfig.options()
         rest = list(words)
@@ -68,7 +68,7 @@ class VllmOptions:
             self.keys[key] = typed(key, value)
 
     def speculation(self, option: str, text: str) -> None:
-        """The JSON of --speculative-config, key by key."""
+        """Parse the JSON of --speculative-config into keys."""
         try:
             settings = json.loads(text)
         except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ class VllmOptions:
 
 
 def typed(key: str, value: str) -> JsonValue:
-    """The value of an option in the type that its key has, as far as it can be read so."""
+    """The value of an option in its key's type, where it can be parsed so; else the text."""
     branches = set(types_at(VllmServeConfig, (key,)))
     if any(getattr(branch, "__origin__", branch) is dict for branch in branches):
         try:
