@@ -47,7 +47,7 @@ class Listed(TypedDict):
 
 
 def keys_file(config: Path | None) -> Path:
-    """The file that a daemon with this configuration reads its keys from, whether it is there yet or not.
+    """The file from which a daemon with this configuration reads its keys; the file may be missing.
 
     Raises ConfigError.
     """
@@ -59,7 +59,7 @@ class AddedKey(NamedTuple):
     scopes: tuple[Scope, ...]
     is_first: bool
     is_administered: bool
-    """Does a valid key of the file open the admin API?"""
+    """Whether a valid key of the file opens the admin API."""
 
 
 def add(
@@ -149,7 +149,7 @@ def listing(path: Path) -> list[Listed]:
 
 
 def revoke(path: Path, name: str) -> tuple[list[str], bool]:
-    """Take a key out of the file; returns the names that are left, and whether the rest of the file is as it was.
+    """Remove a key from the file; returns the names of the others, and whether the rest of the text is unchanged.
 
     Raises NotFoundError when there is no such key, ConfigError for a file with mistakes.
     """
@@ -163,7 +163,7 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     left = [other for other in names if other != name]
     text = path.read_text(encoding="utf-8")
     index = names.index(name)
-    without = _without_entry(text, index) + ("" if left else "  []\n")  # no list at all would be a lost file
+    without = _without_entry(text, index) + ("" if left else "  []\n")  # an empty list: a file without a list would count as damaged
     if _replace_file(path, without, left):
         return left, True
     root = yaml.safe_load(text)
@@ -174,7 +174,7 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
 
 
 def _replace_file(path: Path, text: str, names: list[str]) -> bool:
-    """Replace the file by this text, if it reads back as exactly these keys."""
+    """Replace the file by this text, unless the text has other keys than these names; returns whether it did."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with files.replacing(path, 0o600) as fresh:
@@ -186,13 +186,13 @@ def _replace_file(path: Path, text: str, names: list[str]) -> bool:
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    """Raises ConfigError unless it reads as exactly these keys."""
+    """Raises ConfigError unless the file has exactly these keys, in this order."""
     if [key.name for key in load_keys(path).keys] != names:
         raise ConfigError((f"{path}: other keys than were meant",))
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
-    """The entries as they are written."""
+    """The entries as parsed YAML, unchecked."""
     root = yaml.safe_load(text)
     found: list[dict[str, Any]] = root["keys"] if isinstance(root, dict) else root
     return found
@@ -218,7 +218,7 @@ def _without_entry(text: str, index: int) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The last line of its content: a block's own end lies behind the comments that follow it."""
+    """The last line of a node's content: YAML's end mark of a block lies after the comments that follow the block."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         line: int = node.end_mark.line
         return line
@@ -227,6 +227,6 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def _entry_lines(entry: Entry, indent: str) -> list[str]:
-    # A JSON value is a YAML value, whatever is in it.
+    # Every JSON value is a YAML value.
     fields = [f"{key}: {json.dumps(value)}" for key, value in entry.items()]
     return [f"{indent}{'- ' if i == 0 else '  '}{line}" for i, line in enumerate(fields)]

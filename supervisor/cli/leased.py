@@ -1,8 +1,8 @@
-"""Runs a command under a lease: heartbeats while it lives, and its whole process tree ends with this process.
+"""Run a command under a lease: send heartbeats while it lives, and end its whole process tree with this process.
 
-The command runs below a shim, as workers do, with our own stdin, stdout and stderr. So none of its processes survives us,
-however we end; the lease then ends by its time to live. As long as the daemon can't be reached the command goes on: nothing is loaded meanwhile,
-and a daemon that comes back knows the lease. When the daemon says that the lease has ended, so does the command.
+The command runs below a shim, as workers do, with our own stdin, stdout and stderr. So none of its processes survives this
+process; the lease then ends by its time to live. While the daemon can't be reached the command goes on: nothing is loaded
+meanwhile, and a restarted daemon knows the lease. When the daemon reports the end of the lease, the command ends, too.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from supervisor.schema.memory import Lease, LeaseRenewal
 GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 5.0
 SIGNALLED: Final = 128
-"""A shell's exit code of a command that a signal ended is this and the signal's number."""
+"""Added to a signal's number, a shell's exit code of a command that the signal ended."""
 
 
 def run(daemon: Client, lease: Lease, command: Sequence[str]) -> int:
-    """Run it and end the lease; its exit code. Raises SpawnError when it can't be started."""
+    """Run the command, end the lease, and return the command's exit code. Raises SpawnError when the command can't be started."""
     code = SIGNALLED + signal.SIGINT
     with signals_end():
         try:
             code = asyncio.run(_run_command(daemon, lease, tuple(command)))
         finally:
-            with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
+            with contextlib.suppress(LlmuxError):  # else the lease ends by its time to live
                 daemon.call(operations.END_LEASE, id=lease.id)
     return code
 
@@ -56,7 +56,7 @@ async def _run_command(daemon: Client, lease: Lease, command: tuple[str, ...]) -
             env={**os.environ, **lease.env},
             log=Path(folder, "unused.log"),
             stdio=stdio,
-            dies_first=False,  # it is the user's, not the daemon's
+            dies_first=False,  # the command is the user's, not the daemon's
         )
         signals = asyncio.Queue[None]()
         on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,7 +73,7 @@ async def _run_command(daemon: Client, lease: Lease, command: tuple[str, ...]) -
 
 
 async def _end_on_signals(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
-    """At the first signal, send SIGTERM to the command's tree and give it all the time it needs; at the next, SIGKILL."""
+    """At the first signal, send SIGTERM to the command's tree and wait without limit; at the second one, send SIGKILL."""
     await signals.get()
     process.terminate()
     await signals.get()
@@ -81,7 +81,7 @@ async def _end_on_signals(process: WorkerProcess, signals: asyncio.Queue[None]) 
 
 
 async def _send_heartbeats(daemon: Client, lease: Lease, process: WorkerProcess) -> None:
-    """Send heartbeats until the lease has ended, and the command with it."""
+    """Send heartbeats until the lease has ended; then stop the command."""
     is_heard, interval_s, beat = True, lease.ttl_s / 3, LeaseRenewal(pid=process.shim_pid)
     while True:
         try:
@@ -100,7 +100,7 @@ async def _send_heartbeats(daemon: Client, lease: Lease, process: WorkerProcess)
 
 @contextlib.contextmanager
 def _copied_stdio() -> Iterator[tuple[int, int, int]]:
-    """Copies of our own, where the shim's pipes don't take their place."""
+    """Copies of our stdin, stdout and stderr, with numbers that the shim's pipes don't use."""
     copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in range(3)]
     try:
         yield copies[0], copies[1], copies[2]

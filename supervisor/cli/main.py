@@ -1,8 +1,8 @@
-"""The `llmux` command: the group of all commands, and how an error becomes a message and an exit code.
+"""The `llmux` command: the group of all commands, which turns errors into a message and an exit code.
 
-The modules of `commands` have the commands: arguments in, a table or `--json` out. Results go to stdout, messages for
-people to stderr. They import only what loads quickly, for `llmux --help`, completion and `llmux ps`; what loads slowly is
-in modules beside that package, which a command imports when it runs.
+The modules of `commands` define the commands: arguments in, a table or `--json` out. Results go to stdout, messages for
+people to stderr. These modules import nothing slow at the top, so that `llmux --help`, completion and `llmux ps` are quick;
+slow imports are in modules beside that package, which a command imports when it runs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ ALIASES: Final = {
     "log": "logs",
     "start": "serve",
 }
-"""Commands of Ollama and LM Studio, and the command that does the same here."""
+"""Commands of Ollama and LM Studio → the equivalent command here."""
 
 INSTEAD: Final = {
     "show": "llmux ps --wide shows the models, llmux config show every setting",
@@ -95,28 +95,28 @@ INSTEAD: Final = {
     "restart": "llmux unload MODEL and llmux load MODEL restart a model; llmux reload applies a changed configuration",
     "help": "llmux --help, or llmux COMMAND --help",
 }
-"""Their commands that llmux does not have, and its own way to the same end."""
+"""Their commands without an equivalent → what to do in llmux instead."""
 
 
 def _open_missing_streams() -> None:
-    """Nothing that is opened later may get the numbers of stdin, stdout and stderr: what prints would write into it."""
+    """Open missing standard streams as /dev/null; else a file opened later would get their numbers, and prints would go into it."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `descriptor`
             setattr(sys, name, os.fdopen(descriptor, "r+" if descriptor else "r", closefd=False))
 
 
 class _Group(click.Group):
-    """Renders our errors: the message alone, no traceback. Lists commands in the order of their declaration."""
+    """Prints errors as a message without traceback. Lists commands in the order of their declaration."""
 
     _for_programs = False
 
     def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
-        """As click's, but with `--json` a mistake in the command line is printed as JSON, too."""
+        """Like click's `main`; with `--json` a mistake in the command line is printed as JSON, too."""
         _open_missing_streams()
-        gc.set_threshold(50_000, 20, 20)  # most of what a command makes are modules, which are no garbage
+        gc.set_threshold(50_000, 20, 20)  # a command mostly makes modules, which are no garbage
         given = sys.argv[1:] if args is None else list(args)
         self._for_programs = "--json" in itertools.takewhile(lambda word: word != "--", given)
         if not extra.get("standalone_mode", True):
@@ -143,9 +143,9 @@ class _Group(click.Group):
             self._fail(error)
         except OSError as error:
             refusal = failures.of_system(error)
-            if refusal is None:  # also where whoever read the output has seen enough
+            if refusal is None:  # also for a closed pipe after the output
                 raise
-            import logging  # noqa: PLC0415  # most commands need none
+            import logging  # noqa: PLC0415  # most commands log nothing
 
             logging.getLogger("llmux").debug("system.refused", exc_info=error)
             self._fail(refusal)

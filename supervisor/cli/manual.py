@@ -1,6 +1,6 @@
-"""The manual page, made of the commands' own help: `llmux man` prints it, and the wheel brings it as share/man/man1/llmux.1.
+"""The manual page, made from the commands' help: `llmux man` prints it, and the wheel has it as share/man/man1/llmux.1.
 
-Also how commands and their arguments are written, for docs/reference/cli.md.
+Also lists commands and spells their arguments, for docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILES: Final = {
 
 
 def page(main: click.Group) -> str:
-    """The whole page, for man."""
+    """The whole page, in roff."""
     lines = [
         '.TH LLMUX 1 "" llmux "User commands"',
         ".SH NAME",
@@ -51,7 +51,7 @@ def page(main: click.Group) -> str:
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that does something, with the words that call it."""
+    """Every command that is no group and not hidden, with its words on the command line."""
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             yield from commands(child, (*path, name))
@@ -60,7 +60,7 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def argument_name(argument: click.Argument) -> str:
-    """How it is written in a call."""
+    """The argument's name in a call."""
     assert argument.name is not None
     if argument.metavar is not None:
         return argument.metavar
@@ -86,6 +86,6 @@ def _entry_lines(name: str, meaning: str, takes: str = "") -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """The text escaped for roff: no part of it is a request, and a hyphen can be copied as one."""
+    """The text escaped for roff: no line of it is a roff request, and hyphens can be copied."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

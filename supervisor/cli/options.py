@@ -30,7 +30,7 @@ _config = click.option(
 
 
 def daemon_options(command: Command) -> Command:
-    """`--url`, `--key` and `--json` for commands that ask a running daemon: they get a client as `daemon`."""
+    """`--url`, `--key` and `--json` for commands that use a running daemon: the command gets a client as `daemon`."""
     return _with_client(command, "admin")
 
 
@@ -53,13 +53,13 @@ _url_option = click.option("--url", envvar="LLMUX_URL", help="The daemon. Defaul
 
 
 def ask_options(command: Command) -> Command:
-    """`--url` and `--key` for commands that change the configuration and then tell the daemon that runs with it."""
+    """`--url` and `--key` for commands that change the configuration and then let the running daemon reload it."""
     key = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")
     return _url_option(key(command))
 
 
 def _configured_url(options: Mapping[str, object]) -> str:
-    """The daemon's URL by the configuration that `serve` would use, or by that of `--config`, if the command has the option."""
+    """The daemon's URL by the configuration of `--config`, if the command has that option, else by the one that `serve` would use."""
     from supervisor.cli.configuration import daemon_url  # noqa: PLC0415  # most of the start
 
     config = options.get("config")
@@ -67,9 +67,9 @@ def _configured_url(options: Mapping[str, object]) -> str:
 
 
 def config_option(command: Command) -> Command:
-    """`--config`, by default the file that `serve` would use; for commands whose arguments name something else.
+    """`--config`, by default the file that `serve` would use; for commands whose arguments name other things.
 
-    Where an argument is the name of a configuration file, the error names the right command.
+    Where an argument is the name of a configuration file, the error shows the right command.
     """
 
     @functools.wraps(command)
@@ -85,7 +85,7 @@ def config_option(command: Command) -> Command:
 
 
 def config_path(command: Command) -> Command:
-    """`--config PATH`, or PATH alone: for commands that take nothing else. The command gets it as `config`."""
+    """`--config PATH`, or PATH alone, for commands without other arguments. The command gets the path as `config`."""
 
     @functools.wraps(command)
     def named(*words: object, config: Path | None, config_path: Path | None, **options: object) -> None:
@@ -135,9 +135,9 @@ def counted(count: int, what: str) -> str:
 
 
 def model_argument(*, required: bool = True, public: bool = False) -> Callable[[Command], Command]:
-    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use.
+    """MODEL, completed with the daemon's names of models: configured names, or, with `public`, clients' names.
 
-    Where no daemon answers, or it wants a key, the names are those of the configuration file.
+    Where no daemon answers, or it requires a key, the names come from the configuration file.
     """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -151,7 +151,7 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
 
 
 def configured_names(config: Path | None, sections: Sequence[str]) -> list[str]:
-    """The names in these sections of the configuration, each once; none where the file can't be read. Checks nothing."""
+    """The names in these sections of the configuration, each once; none where the file can't be read. Validates nothing."""
     from supervisor.catalog.document.document import Table  # noqa: PLC0415  # not for declaring
     from supervisor.cli.configuration import settings  # noqa: PLC0415  # not for declaring
 
@@ -179,7 +179,7 @@ complete_public = _completer_of("virtual_models", "models")
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """Print JSON for machines, with characters escaped that can't be printed, or that control a terminal."""
+    """Print JSON for machines, and escape unprintable characters and those that control a terminal."""
     _printed.append(True)
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_to_builtins).translate(_ESCAPED), err=err)
 
@@ -192,12 +192,12 @@ def _to_builtins(value: object) -> object:
 
 
 def has_printed() -> bool:
-    """Has this command printed JSON?"""
+    """Whether this command has printed JSON."""
     return bool(_printed)
 
 
 def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:
-    """Print the value for machines, or its text for people."""
+    """Print the value as JSON for machines, else `shown` for people."""
     if as_json:
         print_json(value)
     else:

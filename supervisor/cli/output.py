@@ -1,7 +1,7 @@
 """Output for people: text and amounts, tables, bars, a progress line, a screen that repaints.
 
-This module only describes them. `terminal` renders them with `rich`, for a terminal or a pipe; it is loaded when something
-is shown and not before.
+This module only describes these parts. `terminal` renders them with `rich`, for a terminal or a pipe; it is imported when
+the first part is shown.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Row = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of equal length. On a terminal the last column is cut to the width that is left, unless the table is `whole`."""
+    """Rows of equal length. On a terminal the last column is cut to the remaining width, unless the table is `whole`."""
 
     rows: Sequence[Row]
     head: bool = True  # the first row is the head
@@ -91,9 +91,9 @@ def screen() -> AbstractContextManager[Callable[[Sequence[Words | Table]], None]
 
 
 def leave_rich_out() -> None:
-    """Keep rich from being imported until something is shown.
+    """Prevent the import of rich until something is shown.
 
-    structlog and httpx import it where it is installed, for features that llmux doesn't use: it would cost the daemon 3 MiB.
+    structlog and httpx import rich where it is installed, for features that llmux doesn't use: that costs the daemon 3 MiB.
     """
     sys.modules.setdefault("rich", cast("ModuleType", None))
 
@@ -104,7 +104,7 @@ def _let_rich_in() -> None:
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere without the characters that control a terminal or can't be written."""
+    """Foreign text without the characters that control a terminal or can't be encoded."""
     return text.translate(_NOTHING)
 
 

@@ -1,6 +1,6 @@
 """`llmux service`: llmux as a systemd user service.
 
-The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; `install` puts in what is otherwise here.
+The folder `systemd` has the units for a llmux in ~/.local/bin; `install` adapts them to this machine.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ SEAL: Final = re.compile(
     r"^(NoNewPrivileges|LockPersonality|RestrictSUIDSGID|SystemCallArchitectures|RestrictAddressFamilies)=.*\n",
     re.MULTILINE,
 )
-"""Settings of a unit that forbid set-uid programs: the first by its purpose, the others as a side effect in a user's service."""
+"""Settings of a unit that forbid set-uid programs: the first one directly, the others as a side effect in a user's service."""
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 8081
 UNITS: Final = Path(__file__).parent / "systemd"
-STOP_S: Final = 3600.0  # running requests may take their time; systemd has a limit of its own
+STOP_S: Final = 3600.0  # for running requests; systemd has its own limit
 Echo = Callable[[str], None]
 
 
 class ServiceError(LlmuxError):
-    """systemd refused; the message has its words."""
+    """systemd refused; the message has systemd's own."""
 
     code = "service_failed"
 
 
 def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = (), *, sealed: bool = True) -> str:
-    """The unit file. `program` is an absolute path; `%h` is the home folder. `sealed`: set-uid programs don't work in it."""
+    """The unit file. `program` is an absolute path; `%h` is the home folder. `sealed`: the service can't run set-uid programs."""
     command = " ".join(map(_quoted_word, (program, "serve", *arguments)))
     text = (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
     text = text.replace(f"{PROGRAM} reload", f"{_quoted_word(program)} reload")
@@ -58,7 +58,7 @@ def unsealed(catalog: Catalog) -> list[ModelId]:
 
 
 def socket_unit(host: str = ADDRESS, *ports: int) -> str:
-    """The unit file of the socket; without `ports`, for the usual one."""
+    """The unit file of the socket; without `ports`, for the default port."""
     name = f"[{host}]" if ":" in host else host
     listening = "\n".join(f"ListenStream={name}:{port}" for port in ports or (PORT,))
     return (UNITS / SOCKET).read_text(encoding="utf-8").replace(f"ListenStream={ADDRESS}:{PORT}", listening)
@@ -81,7 +81,7 @@ def folder() -> Path:
 
 
 def program() -> str:
-    """The absolute path of the llmux that runs now."""
+    """The absolute path of the running llmux command."""
     called = Path(sys.argv[0])
     beside = Path(sys.executable).with_name("llmux")
     for path in (called if called.name == "llmux" else beside, beside):
@@ -96,10 +96,10 @@ def program() -> str:
 
 
 def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, address: tuple[str, int] | None) -> None:
-    """Write the unit (and the socket unit with `address`), make systemd read it, start it; `echo` gets each step.
+    """Write the unit (and the socket unit with `address`), let systemd read it, start the service; `echo` gets each step.
 
-    The unit names the configuration, since systemd may look elsewhere than this shell. Raises ConfigError when there is
-    none, or when others could reach `address` and there are no keys; ServiceError when systemd refuses.
+    The unit names the configuration, since systemd may look elsewhere than this shell. Raises ConfigError without a
+    configuration, or when others could reach `address` and there are no keys; ServiceError when systemd refuses.
     """
     configuration = required(config)
     refuse_foreign(configuration)
@@ -133,13 +133,13 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
 
 
 def _unsealed_models(configuration: Configuration) -> list[ModelId]:
-    with contextlib.suppress(ConfigError):  # `serve` says what is wrong
+    with contextlib.suppress(ConfigError):  # `serve` reports the mistakes
         return unsealed(configuration.read())
     return []
 
 
 def _check_exposure(host: str, base: Path) -> None:
-    """Raises ConfigError when the daemon would refuse to listen there."""
+    """Raises ConfigError when the daemon would refuse to listen on this host."""
     if is_loopback(host):
         return
     path = Configuration(base).keys_file()
@@ -149,7 +149,7 @@ def _check_exposure(host: str, base: Path) -> None:
 
 
 def _enable_unit(wanted: str, enable: list[str], echo: Echo, *, changed: bool, start: bool) -> None:
-    """Start it. systemd can't begin to listen for a service that runs: then that is stopped for a moment."""
+    """Enable the unit and start it. systemd can't begin to listen for a running service, so such a service is restarted."""
     is_running = _systemctl("show", UNIT, "--property=ActiveState", "--value").strip() in {"active", "reloading"}
     if is_running and start and wanted == SOCKET:
         echo(f"stopping {UNIT}, after its running requests, so that systemd can listen instead of it")
@@ -196,7 +196,7 @@ def status(echo: Echo) -> dict[str, str]:
 
 
 def _write_unit(path: Path, text: str, echo: Echo) -> bool:
-    """Did that change it?"""
+    """Write a unit unless it is unchanged; returns whether it was written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         echo(f"unchanged: {path}")

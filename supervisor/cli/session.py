@@ -1,4 +1,4 @@
-"""A daemon for `llmux run`: the one that runs, else one of its own that ends with the command."""
+"""A daemon for `llmux run`: the running one, else a new one that ends with the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Echo = Callable[[str], None]
 
 
 class NotStartedError(LlmuxError):
-    """The daemon ended before it listened; `detail` has its last words."""
+    """The daemon ended before it listened; `detail` has its last log lines."""
 
     code = "daemon_not_started"
 
@@ -40,7 +40,7 @@ def is_daemon(daemon: Client) -> bool:
 def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str | None]:
     """The URL of a daemon that serves with these arguments until the block ends. Its log goes into a file.
 
-    None: another process has started one meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
+    None: another process has started a daemon meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
     """
     with contextlib.ExitStack() as ends:
         with files.alone_in(state_dir):  # two commands at the same time start one daemon
@@ -53,8 +53,8 @@ def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: E
 
 
 def _start_daemon(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> str:
-    """Start it, with its log in this file; where it listens."""
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
+    """Start a daemon, with its log in this file; returns its URL."""
+    prctl = ctypes.CDLL(None).prctl  # loaded here: between fork and exec as little as possible may happen
     with path.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "supervisor.cli", "serve", *arguments, "--json"],

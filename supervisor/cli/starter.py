@@ -1,4 +1,4 @@
-"""A person's first configuration file: its content, and how it is made. Also where the packaged examples are."""
+"""A person's first configuration file: its content, and the function that writes it. Also the folder of packaged examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGED: Final = Path(__file__).parents[1] / "config"
 EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "config"
 SCHEMA: Final = "llmux.schema.json"
 HEAD: Final = f"# yaml-language-server: $schema=./{SCHEMA}\n"
-"""Lets editors complete and check the file, where the schema lies beside it."""
+"""Lets editors complete and check the file, if the schema lies beside it."""
 
 STARTER: Final = f"""{HEAD}\
 # llmux's configuration. `llmux config example` explains every key; `llmux config check` finds every mistake in this file.
@@ -38,9 +38,9 @@ models:
 
 
 def write(path: Path, text: str) -> tuple[Path, ...]:
-    """Make the configuration, readable for this user alone: secrets will be in it. The schema comes beside it.
+    """Write the configuration, readable for this user alone, since users add secrets to it; write the schema beside it.
 
-    The files that were made. Raises InvalidRequestError where it is there already, OSError where it can't be written.
+    Returns the new files. Raises InvalidRequestError where the file exists already, OSError where it can't be written.
     """
     if os.path.lexists(path):
         raise InvalidRequestError(f"{path} is there already, and stays as it is.")

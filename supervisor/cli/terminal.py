@@ -1,6 +1,6 @@
-"""Renders with `rich` what `output` describes. Only `output` imports this module: the rest of llmux runs without rich.
+"""Renders the parts of `output` with `rich`. Only `output` imports this module: the rest of llmux runs without rich.
 
-All text is plain, whoever wrote it: nothing in it is markup, a link or an emoji's name.
+All text is plain: rich must not take any part of it for markup, a link or an emoji's name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.text import Text
 from supervisor.cli.output import Bar, Cell, Row, Table, Words, clean
 
 GAP: Final = 2
-LAST_COLUMN: Final = 20  # is never cut to less
+LAST_COLUMN: Final = 20  # characters: the last column is never narrower
 BAR: Final = 24
 REPAINTS_PER_S: Final = 10
 _ONE_LINE: Final = {ord("\n"): " ", ord("\t"): " "}
@@ -30,7 +30,7 @@ WIDE: Final = 1_000_000  # tables are laid out at their full width; the terminal
 
 
 def show(*what: Words | Table, err: bool) -> None:
-    """Print it. Lines are not wrapped here: the terminal wraps them, and still copies them whole."""
+    """Print each part. Lines are not wrapped here: the terminal wraps them, so that they can be copied whole."""
     console = _console(err=err)
     for one in what:
         console.print(_renderable(one, console, "ignore"), soft_wrap=True)
@@ -41,7 +41,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
     """Repaint a line on stderr until the block ends."""
     console, spinner = _console(err=True), Spinner("dots")
     last: RenderableType = ""
-    asking = False  # not while Live starts or ends: `frame` may block
+    asking = False  # false while Live starts or ends, because `frame` may block
 
     def look() -> RenderableType:
         nonlocal last, asking
@@ -61,7 +61,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
         redirect_stderr=False,
     )
     with live:
-        console.show_cursor(True)  # so that it is there even when the process is killed
+        console.show_cursor(True)  # visible again even when the process is killed
         asking = True
         try:
             yield

@@ -1,5 +1,5 @@
-"""The explanations of `llmux why`: the outcome of one request (`--request`), its waits, and the decisions meanwhile; for a task,
-the candidate that would get a request.
+"""The explanations of `llmux why`: the outcome of one request (`--request`), its waits, and the decisions meanwhile; for a
+task, the candidate that would get a request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from supervisor.schema.task import Task
 
 
 def story(request: Request) -> list[output.Words | output.Table]:
-    """The story of a request for people, from `GET /v1/admin/requests/{id}`."""
+    """The explanation of one request for people, from `GET /v1/admin/requests/{id}`."""
     parts: list[output.Words | output.Table] = [_headline(request)]
     if request.wait:
         parts.append(f"It waited {_wait_text(sum(part.s for part in request.wait))} for a worker:")
@@ -77,5 +77,5 @@ def _answer_sentence(request: Request) -> str | None:
 
 
 def _wait_text(count_s: float) -> str:
-    """A wait, to the millisecond where that matters."""
+    """A wait: below a second to the millisecond, else to a tenth."""
     return f"{count_s:.3f} s" if count_s < 1 else f"{count_s:.1f} s"

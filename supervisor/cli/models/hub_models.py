@@ -25,7 +25,7 @@ from supervisor.host.hub import hub
 from supervisor.host.hub.download import File
 
 HEADER_BYTES: Final = 1 << 20
-WITHOUT_HEADER: Final = 1.2  # memory relative to the files, where no more is known
+WITHOUT_HEADER: Final = 1.2  # memory relative to the files' size, without a header
 PLAIN_WEIGHTS: Final = ("BF16", "F16", "F32", "FP16", "FP32")
 """Not quantised: at least twice the size of Q8_0, and half its speed, for a difference that can't be noticed."""
 
@@ -38,21 +38,21 @@ _TAG: Final = re.compile(r"(?P<size>[^-]+)(?:-(?:instruct|it|chat))?(?:-(?P<quan
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The model that a person named. `quantisation`: its name, or that of a file; None: the best that fits."""
+    """A model that a person named. `quantisation`: a quantisation's or a file's name; None: the best that fits."""
 
     repo: str
     quantisation: str | None = None
     revision: str = "main"
-    name: str | None = None  # as which it is well known; so its clients will ask for it
+    name: str | None = None  # its well-known name, which clients will use
 
     def reference(self, variant: Variant) -> str:
-        """The reference by which a person gets this variant."""
+        """The reference that names exactly this variant."""
         if self.revision == "main":
             return f"{self.repo}:{variant.label}"
         return f"https://{_HOSTS[1]}/{self.repo}/blob/{self.revision}/{variant.files[0].name}"
 
     def source(self, files: Sequence[str]) -> Entry:
-        """The key `source` of an entry with these files; none: what `llmux pull` takes by itself."""
+        """The key `source` of an entry with these files; without files `llmux pull` chooses them."""
         revision: Entry = {} if self.revision == "main" else {"revision": self.revision}
         return {"repo": self.repo, **revision, **({"files": list(files)} if files else {})}
 
@@ -62,7 +62,7 @@ class Variant:
     """One variant of a repository's model. `need_mib`: the memory it takes; `detail` explains that figure."""
 
     label: str
-    files: tuple[File, ...]  # the first is the one to load
+    files: tuple[File, ...]  # the first one is loaded
     entry: Entry = field(default_factory=dict)
     need_mib: int = 0
     detail: str = ""
@@ -72,14 +72,14 @@ class Variant:
         return sum(file.size for file in self.files)
 
     def is_called(self, word: str) -> bool:
-        """Is this the one that the person named: by its quantisation, or by its first file?"""
+        """Whether this word names the variant: by its quantisation or its first file."""
         return word.lower() == self.label.lower() or is_named(self.files[0].name, word)
 
 
 def reference(text: str) -> Reference | None:
     """`ORG/REPO`, `ORG/REPO:QUANT`, the same behind `hf://` or a hub's host, the URL of a page of the hub, or a well-known name.
 
-    None: it is none of these, perhaps a model's name. Raises InvalidRequestError for a URL of something else.
+    None: the text is none of these, perhaps a model's name. Raises InvalidRequestError for any other URL.
     """
     if (known := _well_known_reference(text)) is not None:
         return known
@@ -105,20 +105,20 @@ def reference(text: str) -> Reference | None:
 
 
 def _well_known_names() -> dict[str, str]:
-    """The well-known names with their repositories."""
+    """Well-known name → repository."""
     lines = Path(__file__).with_name("hub_names.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
 
 
 def sizes(name: str) -> list[str]:
-    """The well-known names of this family, whatever its tag."""
+    """The well-known names of this family, of all tags."""
     names = list(_well_known_names())
     own = name.lower().partition(":")[0]
     return [one for one in names if one.partition(":")[0] == own]
 
 
 def _well_known_reference(text: str) -> Reference | None:
-    """`llama3.2`, `llama3.2:latest`, `llama3.2:1b`, `llama3.2:1b-instruct-q8_0`; None: it is no such name."""
+    """`llama3.2`, `llama3.2:latest`, `llama3.2:1b`, `llama3.2:1b-instruct-q8_0`; None: no such name."""
     family, _, tag = text.lower().partition(":")
     of_family, names = sizes(family), _well_known_names()
     if tag in ("", "latest"):
@@ -135,7 +135,7 @@ def _hub_hosts() -> tuple[str, ...]:
 def variants(wanted: Reference) -> list[Variant]:
     """The variants of a repository, the largest first. Blocks on the hub.
 
-    Raises HubError, or NotFoundError where there is nothing in it that llmux can run.
+    Raises HubError, or NotFoundError where llmux can run nothing in the repository.
     """
     listing = hub.look(Source(repo=wanted.repo, revision=wanted.revision, files=["*"]))
     projector = _projector(listing)
@@ -157,7 +157,7 @@ def name_of(repo: str) -> str:
 
 
 def is_named(file: str, word: str) -> bool:
-    """Does the word name this file, or its quantisation?"""
+    """Whether the word names this file, or its quantisation."""
     stem = _PART.sub("", re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE))
     return word.lower() in {file.lower(), Path(file).name.lower(), quantisation(stem).lower()}
 
@@ -168,20 +168,20 @@ def _is_model(name: str) -> bool:
 
 
 def _is_whole(files: Sequence[File]) -> bool:
-    """Are all parts there? The names of the parts say how many there must be."""
+    """Whether all parts exist. The names of the parts have their number."""
     found = _PART.search(files[0].name[: -len(GGUF)])
     return found is None or int(found[1]) == len(files)
 
 
 def _projector(listing: hub.Listing) -> File | None:
-    """The file that lets the model see; of several the one in F16, which every device computes."""
+    """The multimodal projector; of several files the one in F16, which every device computes."""
     found = [file for file in listing.files if file.name.lower().endswith(GGUF) and "mmproj" in file.name.lower()]
     order = {"F16": 0, "BF16": 1, "Q8_0": 2}
     return min(found, key=lambda file: (order.get(quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
 
 
 def _variant_labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
-    """The label of each file: its quantisation, or the file's name where that is unknown, or not unique."""
+    """Stem → label: the quantisation, or the file's name where the quantisation is unknown or not unique."""
     labels = [quantisation(stem) for stem in stems]
     return {
         stem: label if label and labels.count(label) == 1 else stem.rpartition("/")[2]
@@ -190,7 +190,7 @@ def _variant_labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, s
 
 
 def _with_memory(wanted: Reference, listing: hub.Listing, found: Sequence[Variant]) -> Iterator[Variant]:
-    """The variants with entry and memory. The header is read from a sparse file that is as long as the real one."""
+    """The variants with entry and memory. The estimate reads the header from a sparse file of the real file's length."""
     adapter = REGISTRY.get("llama_server")
     start = hub.head(listing, min((variant.files[0] for variant in found), key=lambda file: file.size), HEADER_BYTES)
     with tempfile.TemporaryDirectory() as folder:
@@ -206,14 +206,14 @@ def _with_memory(wanted: Reference, listing: hub.Listing, found: Sequence[Varian
             if estimate is None:
                 need, detail = int(variant.size_bytes * WITHOUT_HEADER), "its files' size"
             else:
-                beside = 2 * (variant.size_bytes - size)  # a projector's weights, and its buffers
+                beside = 2 * (variant.size_bytes - size)  # the projector's weights, and as much for its buffers
                 need, detail = estimate.mib * MIB + beside, estimate.detail
             entry: Entry = {**about, "source": wanted.source([file.name for file in variant.files])}
             yield Variant(variant.label, variant.files, entry, -(-need // MIB), detail)
 
 
 def _safetensors_variant(wanted: Reference, listing: hub.Listing) -> Variant:
-    """A repository of safetensors, as one variant. Raises NotFoundError where no runtime is sure to run it."""
+    """A repository of safetensors, as one variant. Raises NotFoundError where no runtime is known to run it."""
     there = {file.name: file for file in listing.files}
     weights = tuple(file for file in listing.files if file.name.endswith(".safetensors") and "/" not in file.name)
     architectures: list[str] = []

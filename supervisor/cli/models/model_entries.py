@@ -1,7 +1,7 @@
-"""`llmux add`, `llmux remove`, and how `llmux run` gets a model: choose, fetch, enter it in the configuration.
+"""`llmux add`, `llmux remove`, and the first step of `llmux run`: choose a model, fetch it, enter it in the configuration.
 
-The files come first. The entry is written last, into a file that was valid with it before anything was fetched, so an
-interrupted command leaves the configuration as it was.
+The files come first. The entry is written last; before anything is fetched, the configuration with the entry is validated.
+So an interrupted command leaves the configuration unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from supervisor.host.store import files
 
 Echo = Callable[[str], None]
 QUICK = "Q4_K_M"
-"""The quantisation for a processor: answers take as long as reading the weights, and a smaller one is noticeably worse."""
+"""The quantisation for a processor: speed depends on the size of the weights, and a smaller one is noticeably worse."""
 
 
 class UnusableError(LlmuxError):
@@ -51,12 +51,12 @@ class UnusableError(LlmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The configuration file to change, as it was when it was read. It may not be there yet."""
+    """The configuration file to change, with the text that was read. The file may be missing."""
 
     path: Path
     text: str
     catalog: Catalog
-    foreign: Configuration | None = None  # another program's files stand for it
+    foreign: Configuration | None = None  # another program's files are used instead
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Target:
         return () if self.foreign is not None else ("--config", str(self.path))
 
     def check_writable(self) -> None:
-        """Raises OSError or ConfigError, so that nothing is fetched in vain."""
+        """Raises OSError or ConfigError where the file can't be written, so that nothing is fetched in vain."""
         if self.foreign is not None:
             configuration.refuse_foreign(self.foreign)
         if (refusal := files.refusal(self.path.resolve().parent)) is not None:
@@ -72,7 +72,7 @@ class Target:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Target]:
-        """Hold the lock on the file, so that no other process adds or removes a model; gives its present state.
+        """Hold the lock on the file, so that no other process adds or removes a model; yields the file's present state.
 
         Raises LlmuxError, OSError.
         """
@@ -80,7 +80,7 @@ class Target:
             yield target(self.path)
 
     def write(self, text: str) -> None:
-        """Replace the file's text. Its mode stays; where it is a link, the file that it leads to is replaced."""
+        """Replace the file's text. The mode stays; of a link, the target is replaced."""
         real = self.path.resolve()
         if not real.exists():
             starter.write(real, text)
@@ -93,9 +93,9 @@ class Offer:
     """The variants of a repository, the device with room for them, and the variant that is taken."""
 
     variants: tuple[Variant, ...]
-    device: DeviceInfo  # the one with the most room
+    device: DeviceInfo  # the device with the most room
     taken: Variant
-    why: str = ""  # it and not the largest that fits
+    why: str = ""  # the reason for a choice other than the largest that fits
 
     def fits(self, variant: Variant) -> bool:
         return variant.need_mib <= self.device.spec.usable_mib
@@ -125,7 +125,7 @@ class Offer:
 
 
 def target(config: Path | None) -> Target:
-    """The configuration that `serve` would use, else the file that is to be made. Raises ConfigError for mistakes in it."""
+    """The configuration that `serve` would use, else the file to make. Raises ConfigError for mistakes in the file."""
     if config is not None and not config.exists():
         path = config.absolute()
     else:
@@ -141,7 +141,7 @@ def target(config: Path | None) -> Target:
 
 
 def configured(catalog: Catalog, wanted: Reference) -> str | None:
-    """The name of the model that was entered for this; None: there is none yet."""
+    """The name of the entry for this reference; None: no entry has it yet."""
     for model in catalog.models.values():
         source = model.config.source
         if source is None or (source.repo, source.revision) != (wanted.repo, wanted.revision):
@@ -153,7 +153,7 @@ def configured(catalog: Catalog, wanted: Reference) -> str | None:
 
 
 def offer(catalog: Catalog, wanted: Reference) -> Offer:
-    """Look which variants there are, and choose: the named one, else the best that fits; on a processor Q4_K_M.
+    """List the variants and choose one: the named one, else the best that fits; on a processor Q4_K_M.
 
     Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where the wanted one doesn't fit.
     """
@@ -188,7 +188,7 @@ def offer(catalog: Catalog, wanted: Reference) -> Offer:
 
 
 def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str | None) -> str:
-    """The name for its entry: the one that was given, else one made of the repository's. Raises InvalidRequestError."""
+    """The name for the entry: the given one, else a free name like the repository's. Raises InvalidRequestError."""
     if name is not None and not is_name(name):
         raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
     taken = {*catalog.models, *catalog.virtual}
@@ -207,11 +207,11 @@ def add(
     echo: Echo,
     show_amount: pull.ShowAmount | None = None,
 ) -> str:
-    """Fetch its files, install its runtime, enter it under the name given, or one of its own; returns the name.
+    """Fetch the model's files, install its runtime, enter it under the given name or a free one; returns the name.
 
-    `show_amount` gets how much of the files is there, as of `pull.fetch`.
+    `show_amount` gets the progress in bytes, as in `pull.fetch`.
 
-    Raises LlmuxError; then the configuration is as it was.
+    Raises LlmuxError; then the configuration is unchanged.
     """
     variant, name = found.taken, free_name(place.catalog, wanted, found.taken, given)
     catalog = load_text(with_model(place.text, name, variant.entry), place.path)
@@ -226,7 +226,7 @@ def add(
     if problems:
         raise UnusableError(f"{name} can't run here; it isn't entered:", detail=problems)
     with place.changing() as now:
-        if (entered := configured(now.catalog, wanted)) is not None:  # meanwhile, by somebody else
+        if (entered := configured(now.catalog, wanted)) is not None:  # another process entered it meanwhile
             return entered
         name = free_name(now.catalog, wanted, variant, given)
         now.write(with_model(now.text, name, variant.entry))
@@ -236,9 +236,9 @@ def add(
 
 
 def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[str]:
-    """Enter the models of a file or folder; returns their names, also of those that are there already. `echo` gets the rest.
+    """Enter the models of a file or folder; returns the names of new and known models. `echo` gets messages.
 
-    Raises LlmuxError; then the configuration is as it was.
+    Raises LlmuxError; then the configuration is unchanged.
     """
     found, problems = local_models.find(path)
     if not found:
@@ -267,7 +267,7 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
 
 
 def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
-    """The names of these models by their paths, and the configuration with an entry for each that had none."""
+    """Path → name of these models; and the configuration, as text and as catalog, with an entry for each model without one."""
     names = _entries_by_path(place.catalog)
     taken = {str(one.id) for one in place.catalog.models.values() if not place.catalog.is_local(one)}
     taken |= place.catalog.virtual.keys()
@@ -284,13 +284,13 @@ def with_files(place: Target, found: Sequence[LocalModel], given: str | None) ->
 
 
 def _entries_by_path(catalog: Catalog) -> dict[Path, str]:
-    """The models with an entry of their own, by the paths of their files."""
+    """Path → name of the models with an entry of their own."""
     own = (one for one in catalog.models.values() if not catalog.is_local(one))
     return {path: str(one.id) for one in own if (path := getattr(one.config, "path", None)) is not None}
 
 
 def _check_name(taken: set[str], name: str) -> str:
-    """The name that was given. Raises InvalidRequestError for one that is none, or another model's."""
+    """The given name. Raises InvalidRequestError for an invalid name, or another model's."""
     if not is_name(name):
         raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
     if name in taken:
@@ -316,7 +316,7 @@ def removable(place: Target, name: str) -> CatalogModel:
 
 
 def remove(place: Target, name: str) -> None:
-    """Remove the model's entry. Raises LlmuxError, and changes nothing, where another entry refers to it."""
+    """Remove the model's entry. Raises LlmuxError, and changes nothing, where another entry refers to this model."""
     with place.changing() as now:
         text = without_entry(now.text, name)
         try:
@@ -373,7 +373,7 @@ def _install_program(model: CatalogModel, runtimes_dir: Path, devices: Sequence[
             echo(f"{model.adapter.name} is installed for the processor alone; looking for a build for the GPU:")
             try:
                 environments.install(model.adapter.name, runtimes_dir, echo)
-            except InstallError as error:  # what is there does, on the processor
+            except InstallError as error:  # the installed program works, on the processor
                 echo(str(error))
     except RuntimeNotInstalledError as error:
         echo(f"Installing the runtime {error.runtime}, once:")

@@ -1,7 +1,7 @@
-"""`llmux pull`: fetch the files that the configuration's models name from the hub to where the models look for them.
+"""`llmux pull`: fetch the files of the configuration's models from the hub into the folders where the models expect them.
 
-It also fetches the kernels that their workers will load on a GPU; these follow from how a model's weights are quantised.
-All repositories are examined before anything is fetched, so that the size is known and the disk can be checked.
+Also the kernels that their workers will load on a GPU, which depend on the quantisation of a model's weights. All
+repositories are listed before anything is fetched, so that the size is known and the disk can be checked.
 Repositories are independent: when one fails, the others are still fetched.
 """
 
@@ -64,7 +64,7 @@ class Download:
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All wanted files of it; none while the hub has not answered."""
+        """All wanted files of the repository; none while the hub has not answered."""
         return self.copy.listing.files if self.copy is not None else ()
 
     @property
@@ -82,7 +82,7 @@ class Download:
 
     @contextmanager
     def keeping_problem(self) -> Iterator[None]:
-        """A failure within the block becomes its problem."""
+        """Store a failure within the block as this download's problem."""
         try:
             yield
         except hub.HubError as error:
@@ -113,9 +113,9 @@ class Download:
 def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -> list[Download]:
     """The downloads of these models, or of all that have a source; virtual names stand for their models. Blocks on the hub.
 
-    Each is compared with the local files; a failure is kept in its `problem`.
-    Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched; HubError where the hub's
-    client can't be loaded.
+    Each is compared with the local files; a download keeps a failure in `problem`.
+    Raises NotFoundError for an unknown name, or a model without anything to fetch; HubError where the hub's client can't be
+    loaded.
     """
     models = named(catalog, names)
     if models:
@@ -148,7 +148,7 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
 
 
 def _kernels(model: CatalogModel, download: Download | None) -> tuple[Kernel, ...]:
-    """The kernels that its worker will load; a problem with its config.json is kept in the model's download."""
+    """The kernels that the model's worker will load; the model's download keeps a problem with config.json."""
     adapter = REGISTRY.get(model.config.runtime)
     try:
         return adapter.kernels(model.config, functools.partial(_model_config, model, download))
@@ -159,7 +159,7 @@ def _kernels(model: CatalogModel, download: Download | None) -> tuple[Kernel, ..
 
 
 def _model_config(model: CatalogModel, download: Download | None) -> Mapping[str, JsonValue]:
-    """The model's config.json: from the hub where it has still to come. Empty without one."""
+    """The model's config.json, from the hub if it isn't fetched yet. Empty without one."""
     if download is not None and download.copy is not None:
         for file in download.missing:
             if file.name == "config.json":
@@ -198,20 +198,20 @@ def make_room(wanted: Sequence[Download]) -> None:
 
 
 def end_with_stdin() -> None:
-    """End this process, with all that it started, as soon as its standard input ends: then its parent is gone."""
+    """End this process and its children as soon as its standard input ends: then its parent has exited."""
 
     def read() -> None:
         while os.read(0, 4096):
             pass
-        if os.getpgrp() == os.getpid():  # a session of its own; else the group is its caller's
+        if os.getpgrp() == os.getpid():  # the leader of its group; else the group is its caller's
             os.killpg(0, signal.SIGKILL)
-        os._exit(1)  # no thread of a download is waited for; what has come stays
+        os._exit(1)  # don't wait for download threads; fetched bytes stay
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
 
 
 def show_amount(done_bytes: int, total_bytes: int) -> None:
-    """A line for a program that watches."""
+    """Print the progress as a line of JSON, for a program that reads it."""
     sys.stdout.write(json.dumps({"done_bytes": done_bytes, "total_bytes": total_bytes}) + "\n")
     sys.stdout.flush()
 
@@ -242,7 +242,7 @@ def _showing_amount(show: ShowAmount | None, amount: Callable[[], tuple[int, int
 def fetch(wanted: Sequence[Download], echo: Echo, show_amount: ShowAmount | None = None) -> None:
     """Fetch all missing files, with a bar on a terminal. Tries all, then raises PullError if any failed.
 
-    `show_amount` gets each second how many bytes there are, and how many there will be.
+    `show_amount` gets the present and the final number of bytes, each second.
     """
     total = sum(download.still_bytes() for download in wanted)
     began, current = time.monotonic(), [""]
@@ -315,7 +315,7 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
 
 
 def named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
-    """These models, or all for which something can be fetched. Raises NotFoundError, as `downloads`."""
+    """The models of these names, else all models with something to fetch. Raises NotFoundError, as `downloads`."""
     if not names:
         return [model for model in catalog.models.values() if _fetchable(model)]
     found: list[CatalogModel] = []
@@ -335,7 +335,7 @@ def _fetchable(model: CatalogModel) -> bool:
 
 
 def _merged_source(one: Source, other: Source) -> Source:
-    """All files that either names; naming none means all."""
+    """A source with the files of both; a source without files means all files."""
     files = list(dict.fromkeys([*one.files, *other.files])) if one.files and other.files else []
     return one.model_copy(update={"files": files})
 

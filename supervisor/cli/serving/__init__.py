@@ -1,1 +1,1 @@
-"""`llmux serve`: the daemon, put together and taken apart again; its log."""
+"""`llmux serve`: assembles the daemon, runs it, stops it; its log."""

@@ -1,4 +1,4 @@
-"""The daemon, put together: lock, reap, devices, store, workers, engine, application, server; and taken apart again.
+"""Starts the daemon: lock, reap, devices, store, workers, engine, application, server; and stops it in order.
 
 Leftovers of an earlier run are reaped before anything is bound. On SIGTERM or SIGINT new requests are refused while running
 ones end within the drain time, then the workers are stopped, then the server; a second signal cuts the drain short.
@@ -53,15 +53,15 @@ from supervisor.server.response_cycle import ResponseCycle
 
 log = structlog.get_logger("llmux.daemon")
 
-OWN_STOP_S = 10.0  # of the end, besides requests and graces: unkillable workers are waited for, too
+OWN_STOP_S = 10.0  # of a stop, beyond requests and grace periods: covers the wait for unkillable workers
 DRAIN_LOOK_S = 0.1
-OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
+OFFERED_WITHIN_S = 3.0  # interval of renewing the offered key: a logout deletes it
 
 OnListening = Callable[[str, int], None]
 
 
 class _SignalRecorder:
-    """Handles a signal by noting it."""
+    """A signal handler that records the signal."""
 
     came = False
 
@@ -70,14 +70,14 @@ class _SignalRecorder:
 
 
 def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
-    """Serve `catalog`, as it was read from `configuration`, until a signal ends it.
+    """Serve `catalog`, as it was read from `configuration`, until a signal comes.
 
-    `on_listening` gets the URL and how many keys there are. With `takeover`, a daemon that runs on the same state directory
-    hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
+    `on_listening` gets the URL and the number of keys. With `takeover`, a daemon that runs on the same state directory
+    hands over its workers and its socket first. Raises LlmuxError where the daemon can't start.
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
-    signal.signal(signal.SIGHUP, _SignalRecorder())  # until it is ready there is nothing to reload, nor to end for that
+    signal.signal(signal.SIGHUP, _SignalRecorder())  # before it is ready a SIGHUP must neither reload nor end the daemon
     keyring = keyring_of(catalog.server.api_keys)
     refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
@@ -119,7 +119,7 @@ async def serve(
     *,
     orphans: int = 0,
 ) -> None:
-    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and sockets are seen to before."""
+    """Run the daemon on the event loop until a signal comes. The caller has taken the lock, reaped leftovers, opened sockets."""
     _cancel_on_signals()
     opened, stores = await asyncio.gather(open_devices(catalog), open_stores(catalog))
     async with closing(stores):
@@ -138,7 +138,7 @@ async def take_over(
     predecessor: socket.socket,
     on_listening: OnListening,
 ) -> None:
-    """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then the old daemon goes on."""
+    """As `serve`, with the lock, socket and workers of a running daemon. Raises LlmuxError; then the old daemon goes on."""
     _cancel_on_signals()
     opened = await open_devices(catalog)
     catalog = await sized(catalog, opened)
@@ -196,7 +196,7 @@ async def _serve_with_local_key(
 
 
 def _offer_local_key(offering: contextlib.ExitStack, listener: socket.socket) -> Key | None:
-    """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
+    """Offer a key to the commands of our own user until the stack closes. None where the key can't be stored."""
     addresses, port = reached_at(listener), listener.getsockname()[1]
     try:
         access = offering.enter_context(local_access.offered(url_of(addresses[0], port), addresses, port))
@@ -266,14 +266,14 @@ async def _until_stopped(
         background.append(asyncio.create_task(daemon.request_log.run()))
     if daemon.alerts is not None:
         background.append(asyncio.create_task(daemon.alerts.run()))
-    trimming = asyncio.create_task(return_freed_memory())  # to the end: an old daemon has bodies, too
+    trimming = asyncio.create_task(return_freed_memory())  # until the very end: a daemon that hands over still has bodies
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
     daemon.batches.start(application.check_line)
     daemon.inference.start(application.send_job)
     daemon.jobs.start()
-    # What an earlier daemon left; for its own it sees to that itself.
+    # Pictures that an earlier daemon left; the daemon deletes its own by itself.
     asyncio.get_running_loop().call_later(daemon.pictures.keep_s + 1, daemon.pictures.expire)
     notify.notify("READY=1", f"STATUS=serving {len(daemon.catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
@@ -281,7 +281,7 @@ async def _until_stopped(
     await daemon.pulls.close()
     await daemon.additions.close()
     if not handover.done.is_set():
-        await handover.close()  # which may just have been committed
+        await handover.close()  # a handover may have been committed just now
     if handover.done.is_set():
         for task in background:
             task.cancel()
@@ -303,7 +303,7 @@ async def _until_stopped(
         await daemon.request_log.flush()
     if daemon.tracing is not None:
         await daemon.tracing.close()
-    if not handover.done.is_set():  # else they are the successor's
+    if not handover.done.is_set():  # after a handover the pictures belong to the successor
         await asyncio.to_thread(daemon.pictures.clear)
     await handover.close()
     for task in (*background, trimming):
@@ -314,16 +314,16 @@ async def _until_stopped(
 
 
 async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeover: Takeover | None) -> None:
-    """After a hand-over: wait until every connection here and every request of our own predecessor has ended, or a signal comes.
+    """After a handover: wait until every connection here and every request of our own predecessor has ended, or a signal comes.
 
-    The successor accepts new connections. Idle ones stay until their time is over: we must not close one while a client
-    sends. Each response tells its client to connect anew.
+    The successor accepts new connections. Idle connections stay until their timeout: closing one could cut a client that is
+    sending. Each response asks its client to reconnect.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
     for accepting in server.servers:
         accepting.close()
     ResponseCycle.closes_connections = True
-    # Our successor knows our predecessor's requests through us alone.
+    # Our successor learns of our predecessor's requests through this process alone.
     while not stopping.is_set() and (server.server_state.connections or (takeover is not None and takeover.running)):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LOOK_S):
@@ -331,14 +331,14 @@ async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeo
 
 
 def _longest_end_s(daemon: Daemon, stopping: asyncio.Event | None = None) -> float:
-    """The longest time to the end: that of running requests, unless a signal came before, of the slowest worker, and our own."""
+    """The longest time of a stop: running requests, unless a second signal cuts them, the slowest worker, and our own part."""
     drain_s = 0.0 if stopping is not None and stopping.is_set() else daemon.engine.longest_drain_s()
     graces = (model.config.grace_s for model in daemon.catalog.models.values())
     return drain_s + max(graces, default=0.0) + OWN_STOP_S
 
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
-    if stopping.is_set():  # again: whoever asks twice does not want to wait for streams
+    if stopping.is_set():  # the second signal: cut running requests
         for model in engine.models():
             engine.post(UnloadRequested(model.id, force=True))
     stopping.set()

@@ -1,12 +1,12 @@
-"""Lines of the log: making one from any values, and writing them.
+"""Lines of the log: format any values as a line, and write lines.
 
-A value may come from outside: it can't break a line, hide part of it, or make the code that logs fail. A line has at most
-`LONGEST` bytes; the middle of longer values is left out.
+A value may come from outside: it must not break a line, hide part of it, or make the code that logs fail. A line has at most
+`LONGEST` bytes; longer values lose their middle.
 
-Logging must neither fail nor stop the code that logs. A line that can't be written (full disk, reader gone) is lost; while
+Logging must neither fail nor stop the code that logs. A line that can't be written (full disk, closed pipe) is lost; while
 the reader is stuck (a stopped journal, a pager), lines wait in bounded memory, and the oldest are lost. Lost lines are
-counted, and a line says how many are missing. The lines of one turn of the event loop are written together at its end: at a
-thousand requests a second, a write for each line would take as long as making it.
+counted, and a line says how many are missing. The lines of one iteration of the event loop are written together at its
+end: at a thousand requests a second, a write for each line would take as long as formatting it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import msgspec
 from structlog.typing import EventDict
 
 LONGEST: Final = 48_000  # systemd's journal breaks lines at 48 KiB
-MOST_WAITING: Final = 1 << 20  # bytes that wait for a stuck reader, besides what a thread is writing
+MOST_WAITING: Final = 1 << 20  # bytes that wait for a stuck reader, besides those that a thread is writing
 LOOK_EVERY: Final = 100  # lines
 EXIT_WAIT_S: Final = 1.0  # for a stuck reader
-_VALUE_LIMITS: Final = (8192, 512, 32)  # bytes of a value, until the line is short enough
+_VALUE_LIMITS: Final = (8192, 512, 32)  # bytes of a value: limits to try in turn until the line is short enough
 
-# Those beyond ASCII, which msgspec leaves as they are: C1, line separators, what turns the direction of text.
+# Control characters beyond ASCII, which msgspec doesn't escape: C1, line separators, marks of the text's direction.
 _CONTROLS: Final = re.compile(rb"\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -41,8 +41,8 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 class Lines:
     """The logger at the end of the pipeline, for any thread. It never waits for the reader, and ignores write errors.
 
-    While the reader takes nothing, a thread waits for it, and the newest lines are kept. `dropped_line` makes the line that
-    says how many are missing at this place.
+    While the reader takes nothing, a thread waits for it, and the newest lines are kept. `dropped_line` formats the line
+    with the number of lines missing at this place.
     """
 
     def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes] = b"%d lines dropped".__mod__) -> None:
@@ -56,19 +56,19 @@ class Lines:
         self._waiting_thread: threading.Thread | None = None  # the last such thread
         self._unwritten = b""  # taken from `_lines`, not yet written
         self._is_line_begun = False  # a line was written in part
-        self._failed_count = 0  # lines that could not be written: counted by whoever holds `_writing_lock`
+        self._failed_count = 0  # lines that could not be written; guarded by `_writing_lock`
         self._dropping_lock = threading.Lock()
-        self._overflowed_count = 0  # lines that nobody read in time: counted by whoever holds `_dropping_lock`
+        self._overflowed_count = 0  # lines that nobody read in time; guarded by `_dropping_lock`
         self._next_look = LOOK_EVERY
         self._reported = 0
 
     @property
     def dropped(self) -> int:
-        """How many lines were lost so far."""
+        """The number of lines lost so far."""
         return self._failed_count + self._overflowed_count
 
     def info(self, line: bytes) -> None:
-        """Write the line at the end of the loop's turn; at once where no loop runs."""
+        """Write the line at the end of the loop's iteration; at once where no loop runs."""
         self._lines.append(line)
         if not self._is_write_due:
             self._is_write_due = True
@@ -82,7 +82,7 @@ class Lines:
     def write(self) -> None:
         """Write the waiting lines as far as the reader takes them.
 
-        Never waits for the lock: garbage collection may log in the middle of this. The thread that holds it writes our lines, too.
+        Never waits for the lock: garbage collection may log during this call. The thread that holds the lock writes our lines, too.
         """
         self._is_write_due = False
         while self._lines and not self._is_reader_stuck and self._writing_lock.acquire(False):
@@ -96,7 +96,7 @@ class Lines:
             self._drop_oldest()
 
     def reopen(self) -> None:
-        """The descriptor is another file from now on. Lines that are unwritten by then go there."""
+        """Call this after the descriptor became another file. Unwritten lines go to the new file."""
         self.write()
         with self._writing_lock:
             self._send = _nonblocking_writer(self._descriptor)
@@ -108,7 +108,7 @@ class Lines:
             self._waiting_thread.join(EXIT_WAIT_S)
 
     def _write_some(self, send: Callable[[bytes], int] | None) -> bool:
-        """Write as much as there is room for; False: some is left. Only for the holder of `_writing_lock`."""
+        """Write as much as the reader takes; False: some is left. Only for the holder of `_writing_lock`."""
         if send is None:
             return False
         try:
@@ -118,7 +118,7 @@ class Lines:
                 self._unwritten = self._unwritten[written:]
         except BlockingIOError:
             return False
-        except OSError:  # a full disk, or the reader is gone
+        except OSError:  # a full disk, or a closed pipe
             begun = self._unwritten.index(b"\n") + 1 if self._is_line_begun else 0
             self._failed_count += self._unwritten.count(b"\n", begun)
             self._unwritten = self._unwritten[:begun]
@@ -130,7 +130,7 @@ class Lines:
         try:
             while self._lines:
                 lines.append(self._lines.popleft())
-        except IndexError:  # `_drop_oldest` took the last one
+        except IndexError:  # `_drop_oldest` took the last line
             pass
         if lines and (missing := self.dropped - self._reported):
             self._reported += missing
@@ -143,7 +143,7 @@ class Lines:
             waiting = threading.Thread(target=self._wait_and_write, name="log", daemon=True)
             waiting.start()
             self._waiting_thread = waiting
-        except RuntimeError:  # no more threads: the next line tries again
+        except RuntimeError:  # no thread available: the next line tries again
             self._is_reader_stuck = False
 
     def _wait_and_write(self) -> None:
@@ -155,10 +155,10 @@ class Lines:
             with self._writing_lock:
                 self._is_reader_stuck = not self._write_some(send)
         self._next_look = LOOK_EVERY
-        self.write()  # what came in the last moment
+        self.write()  # lines that came in the last moment
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest lines beyond `MOST_WAITING`. Looks seldom, because adding up takes as long as making a line."""
+        """Drop the oldest lines beyond `MOST_WAITING`. Runs seldom, because adding up sizes takes as long as formatting a line."""
         if len(self._lines) < self._next_look or not self._dropping_lock.acquire(False):
             return
         try:
@@ -174,7 +174,7 @@ class Lines:
 
 
 def _snapshot(lines: deque[bytes]) -> tuple[bytes, ...]:
-    """The lines at one moment, though threads, or objects that garbage collection ends, add and take lines during the copy."""
+    """A copy of the lines, though threads or finalizers add and take lines meanwhile."""
     while True:
         try:
             return tuple(lines)
@@ -183,9 +183,9 @@ def _snapshot(lines: deque[bytes]) -> tuple[bytes, ...]:
 
 
 def _nonblocking_writer(descriptor: int) -> Callable[[bytes], int] | None:
-    """A function that writes to the descriptor, and raises BlockingIOError where the reader is stuck. None: there is none.
+    """A function that writes to the descriptor and raises BlockingIOError for a stuck reader. None: no such function is possible.
 
-    O_NONBLOCK would belong to everybody who shares the open file, such as the shell: so pipes and terminals are opened anew.
+    O_NONBLOCK would affect every process that shares the open file, such as the shell: so pipes and terminals are reopened.
     """
     try:
         mode = os.fstat(descriptor).st_mode
@@ -198,13 +198,13 @@ def _nonblocking_writer(descriptor: int) -> Callable[[bytes], int] | None:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
             descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
-        except OSError:  # another user's
+        except OSError:  # the file is another user's
             return None
     return partial(os.write, descriptor)
 
 
 def json_line(fields: Mapping[str, object]) -> bytes:
-    """One JSON object on one line, without its end."""
+    """One JSON object on one line, without the newline."""
     try:
         line = _encode(fields)
     except Exception:  # noqa: BLE001  # a lone surrogate, a `__str__` that raises, a list that holds itself
@@ -219,7 +219,7 @@ def json_line(fields: Mapping[str, object]) -> bytes:
 
 
 def line_of(first: msgspec.Struct, fields: Mapping[str, object]) -> bytes:
-    """As `json_line`, of all fields of `first` and then of `fields`, which are short."""
+    """As `json_line`, of all fields of `first` followed by `fields`, which are short."""
     try:
         line = _encode(first)[:-1] + b"," + _encode(fields)[1:]
     except Exception:  # noqa: BLE001  # as above
@@ -260,14 +260,14 @@ def shown(value: object) -> str:
 
 
 class _Verbatim(str):
-    """A text that the console renderer takes as it is."""
+    """A text that the console renderer prints unquoted."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def for_terminals(event: EventDict) -> EventDict:
-    """Values as text in which nothing moves the cursor or begins a line; only tracebacks have several lines."""
+    """Turn values into text that neither moves the cursor nor begins a line; only tracebacks have several lines."""
     for name, value in event.items():
         if not isinstance(value, str):
             event[name] = _Verbatim(_printable(_truncate_middle(shown(value), LONGEST)))

@@ -1,7 +1,7 @@
-"""How the daemon logs: one structlog pipeline to stderr, JSON for machines, columns for a terminal.
+"""The daemon's logging: one structlog pipeline to stderr, JSON for machines, columns for a terminal.
 
-Everything goes through it: our events, what libraries log at WARNING or above, Python's warnings, and uncaught exceptions.
-In JSON each is one object on one line, with the traceback as a string. log_lines.py makes and writes the lines.
+The pipeline gets our events, libraries' records at WARNING or above, Python's warnings, and uncaught exceptions. In JSON each
+is one object on one line, with the traceback as a string. log_lines.py formats and writes the lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     def dropped_line(count: int) -> bytes:
         return render(None, "warning", stamp(None, "warning", {"event": "log.dropped", "lines": count}))
 
-    global _lines  # noqa: PLW0603  # the pipeline is the process's
+    global _lines  # noqa: PLW0603  # the process has one pipeline
     _lines = lines = Lines(descriptor, dropped_line)
     structlog.configure(
         processors=[stamp, structlog.processors.format_exc_info, render],
@@ -58,13 +58,13 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
 
 
 def reopen() -> None:
-    """Stderr is another file from now on."""
+    """Call this after stderr became another file."""
     if _lines is not None:
         _lines.reopen()
 
 
 def dropped_lines() -> int:
-    """How many lines of the log were lost: nobody read them in time, or they could not be written."""
+    """The number of lost log lines: nobody read them in time, or they could not be written."""
     return 0 if _lines is None else _lines.dropped
 
 
@@ -85,7 +85,7 @@ _MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting o
 class _Stamp:
     """Adds level and local time with its offset. The part up to the second is formatted once a second.
 
-    A line about something that was before has its time as `_at`, and may have its first fields as a msgspec.Struct, `_line`.
+    An event in the past has its time as `_at`; `_line`, a msgspec.Struct, has the first fields of a line.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
 
 
 def _console_renderer(*, colors: bool) -> _Render:
-    # Not its usual tracebacks: they would show local variables, which hold prompts and keys.
+    # Plain tracebacks: structlog's usual ones show local variables, which contain prompts and keys.
     render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
         "utf-8", "backslashreplace"
@@ -143,7 +143,7 @@ class _FromLogging(logging.Handler):
         self._lines = lines
 
     def flush(self) -> None:
-        """At exit."""
+        """Called by `logging` at exit."""
         self._lines.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -152,7 +152,7 @@ class _FromLogging(logging.Handler):
         except Exception:  # noqa: BLE001  # the arguments don't fit, or fail: log the message without them
             message = shown(record.msg)
         fields = {"exc_info": record.exc_info} if record.exc_info else {}
-        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)  # of those that structlog knows
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)  # rounded to a level of structlog
         log.log(level, message.strip(), logger=record.name, **fields)
 
 
@@ -167,6 +167,6 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _log_unraisable(args: UnraisableHookArgs) -> None:
-    """An exception that nobody could catch, such as one in a `__del__`."""
+    """Log an exception that nobody could catch, such as one in a `__del__`."""
     where = f"{args.err_msg or 'Exception ignored in'}: {shown(args.object)}"
     log.error("exception.unraisable", where=where, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))

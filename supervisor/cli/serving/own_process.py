@@ -16,8 +16,8 @@ from supervisor.cli.serving.log_setup import reopen
 from supervisor.daemon.handover.handover import STDERR
 
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
-MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
-TRIM_S = 5.0  # between looks for what else was freed
+MAPPED_ABOVE = 1024 * 1024  # bytes: larger blocks return to the system as soon as they are freed
+TRIM_S = 5.0  # interval of returning other freed memory
 ALARM_S = 1.0
 THRESHOLDS = (5_000, 1, 600)  # of the collector
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -26,9 +26,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 def on_signals(
     act: Callable[[], object], *numbers: signal.Signals, within_s: Callable[[], float] | None = None
 ) -> None:
-    """Call `act` in the loop at each of these signals. `within_s`: in so many seconds this process ends at the latest.
+    """Call `act` in the loop at each of these signals. `within_s`: the process then ends within so many seconds.
 
-    Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
+    `add_signal_handler` is unsuitable: once its loop closes, a late signal would kill the process.
     """
     loop = asyncio.get_running_loop()
 
@@ -43,25 +43,25 @@ def on_signals(
 
 
 def _end_within(seconds: float) -> None:
-    """End this process after that time, even if it is stuck, and show where; its shims end the workers.
+    """End this process after that time, even if it is stuck, and print where; its shims end the workers.
 
-    No Python code may be needed: the loop may stand still, and there may be no thread left. Never undone: the interpreter's
-    own end waits for threads, too.
+    This must work without running Python code: the loop may be stuck, and no thread may be available. It is never cancelled,
+    because the interpreter's own end waits for threads, too.
     """
-    with contextlib.suppress(RuntimeError):  # no thread left
+    with contextlib.suppress(RuntimeError):  # no thread available
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)  # that may wait for whoever reads stderr
+    signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)  # the dump may wait for the reader of stderr
 
 
 @contextlib.contextmanager
 def signals_end() -> Iterator[None]:
-    """After a clean end in the block, no later signal becomes the exit code."""
+    """After a clean end of the block, a later signal doesn't become the exit code."""
     ending = signal.SIG_IGN
     try:
-        with contextlib.suppress(asyncio.CancelledError):  # by a signal, while it starts
+        with contextlib.suppress(asyncio.CancelledError):  # a signal cancels the start
             yield
     except BaseException:
-        ending = signal.SIG_DFL  # the error is still to be printed, perhaps for a reader that is stuck
+        ending = signal.SIG_DFL  # a signal may still end the process: printing the error may block on a stuck reader
         raise
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -69,11 +69,11 @@ def signals_end() -> Iterator[None]:
 
 
 def settle_garbage_collector() -> None:
-    """Start the garbage collector. Objects that exist now are never looked through, new ones less often than by default.
+    """Start the garbage collector. It never examines objects that exist now, and new ones less often than by default.
 
     Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time. It
-    holds the loop for 0.4 ms per thousand objects, and a waiting request has fifty: the young are few, and all are looked
-    through after nine million new ones.
+    blocks the loop for 0.4 ms per thousand objects, and a waiting request has fifty: so the youngest generation is small, and
+    a full collection comes after nine million new objects.
     """
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -81,14 +81,14 @@ def settle_garbage_collector() -> None:
 
 
 async def return_freed_memory() -> None:
-    """Have glibc give back what bodies took, until cancelled: by itself it keeps all that lies below a piece still in use."""
+    """Let glibc return the memory of freed bodies, until cancelled: by itself it keeps all free memory below a block in use."""
     with contextlib.suppress(AttributeError):  # another C library
         glibc = ctypes.CDLL(None)
         glibc.mallopt(M_MMAP_THRESHOLD, MAPPED_ABOVE)
         glibc.mallopt(M_TRIM_THRESHOLD, 4 * MAPPED_ABOVE)
         while True:
             await asyncio.sleep(TRIM_S)
-            glibc.malloc_trim(0)  # next to nothing where there is nothing to give back, else 4 ms for 100 MiB
+            glibc.malloc_trim(0)  # takes 4 ms for 100 MiB, and next to nothing without free memory
 
 
 def raise_descriptor_limit() -> None:
@@ -100,7 +100,7 @@ def raise_descriptor_limit() -> None:
 
 
 def own_stderr() -> None:
-    """Open stderr for ourselves: so far the old daemon read it, to report why we can't start."""
+    """Open our own stderr: during the takeover the old daemon reads ours, to report why the start failed."""
     descriptor = os.environ.pop(STDERR, None)
     if descriptor is not None:
         os.dup2(int(descriptor), 2)

@@ -30,9 +30,9 @@ DEMO_RUNTIME = "llama_server"
 
 
 def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeover: bool, as_json: bool) -> None:
-    """Run until a signal. Without any configuration it serves the demo, and says so; as a service it doesn't start.
+    """Run until a signal. Without any configuration, serve the demo and say so; as a service, refuse to start.
 
-    With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
+    With `as_json` stdout gets one line only, once the daemon listens; all other output goes to stderr.
     """
     local = config is not None and has_models(config)
     if config is not None and local:
@@ -51,7 +51,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         named = flags.get("server.state_dir")
         folder = Path(str(named)) if named is not None else state_dir() / "demo"
         flags = {**flags, "server.state_dir": str(folder)}
-        os.environ.pop("MODEL_BASE_PATH", None)  # a runner's, and its models lie elsewhere
+        os.environ.pop("MODEL_BASE_PATH", None)  # set by runners; the demo's models lie elsewhere
         configuration = Configuration(write_demo(folder).absolute(), flags)
     assert configuration is not None
     catalog = configuration.read()
@@ -64,12 +64,12 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         _install_runtimes(catalog, lambda line: click.echo(line, err=as_json))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
-        folder = catalog.server.runtimes_dir  # plain: its models are too small to need a GPU
+        folder = catalog.server.runtimes_dir  # plain: the demo's models are too small to need a GPU
         install(DEMO_RUNTIME, folder, lambda line: click.echo(f"  {line}", err=as_json), plain=True)
     configure(catalog.server.log_level, catalog.server.log_format)
     _log_source(configuration)
-    gc.disable()  # what a start makes stays; `settle_garbage_collector` begins
-    from supervisor.cli.serving.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
+    gc.disable()  # objects of the start live on; `settle_garbage_collector` enables it again
+    from supervisor.cli.serving.daemon import run  # noqa: PLC0415  # late, because this import takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
         text = json.dumps(greeting(catalog, url, keys)) if as_json else welcome(catalog, url, keys)
@@ -79,7 +79,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
 
 def _install_runtimes(catalog: Catalog, echo: Callable[[str], None]) -> None:
-    """Install the runtimes that the models of a folder need; where one fails the other models are served all the same."""
+    """Install the runtimes that the models of a folder need; where one fails, the other models are still served."""
     from supervisor.cli.models.model_entries import install_for  # noqa: PLC0415  # only here
 
     if not catalog.models:
@@ -92,7 +92,7 @@ def _install_runtimes(catalog: Catalog, echo: Callable[[str], None]) -> None:
 
 
 def _log_source(configuration: Configuration) -> None:
-    """Print whose settings are served, if they come from no file of llmux's, or llm-pool's variables are set."""
+    """Log the source of the settings, unless that is a file of llmux alone and no variable of llm-pool is set."""
     if configuration.foreign is not None and not configuration.foreign.files:
         log.info("configuration.variables", hint="llmux config show says which variable says what")
     elif configuration.foreign is not None and pool_variables():
@@ -115,7 +115,7 @@ def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | lis
 
 
 def command() -> str:
-    """How to call this very program from the current folder."""
+    """The command that calls this same program from the current folder."""
     return "llmux" if shutil.which("llmux") else os.path.relpath(sys.argv[0])
 
 

@@ -22,19 +22,19 @@ from supervisor.server.protocol import GuardedProtocol
 
 BACKLOG = 2048
 DATE_S = 1.0
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections: closing first could cut a client that is sending
 
 SOCKET_HINT = "`llmux service install --socket HOST:PORT` writes one."
 
 
 class CannotListenError(LlmuxError):
-    """The address is taken or not ours."""
+    """The address is taken, or no address of this machine."""
 
     code = "cannot_listen"
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts; `end` lets it end."""
+    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts connections; `end` stops it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Let `serve` end, at once."""
+        """Make `serve` return, at once."""
         self.should_exit = True
         self._ending.set()
 
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(application: Application) -> Server:
-    """The server for this application. It serves once it has sockets."""
+    """The server for this application, without sockets yet."""
     config = uvicorn.Config(
         application,
         http=GuardedProtocol,
@@ -73,7 +73,7 @@ def make_server(application: Application) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on who the client says it is
+        proxy_headers=False,  # llmux doesn't use the client's address
         timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
         timeout_graceful_shutdown=5,
@@ -91,32 +91,32 @@ def take_given() -> tuple[socket.socket, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The listening sockets: the main one, and those of extra ports by the key of `server` that names the port."""
+    """The listening sockets: the main one, and the extra ones by the key of `server` that sets their port."""
 
     main: socket.socket
     extra: dict[str, socket.socket]
 
     @property
     def all(self) -> list[socket.socket]:
-        """The main one first."""
+        """All sockets, the main one first."""
         return [self.main, *self.extra.values()]
 
     @property
     def ports(self) -> dict[int, str]:
-        """The extra ports, and the keys that name them."""
+        """Extra port → the key of `server` that sets it."""
         return {listener.getsockname()[1]: key for key, listener in self.extra.items()}
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Close all sockets. Harmless when repeated."""
         for listener in self.all:
             listener.close()
 
 
 def open_listeners(given: Sequence[socket.socket], server: ServerConfig, keyring: Keyring) -> Listeners:
-    """The listening sockets: those that systemd gave, the extra ones by their ports, and our own for missing ones.
+    """The listening sockets: those that systemd gave, the extra ones by their ports, and new ones for the missing ports.
 
-    Raises CannotListenError with the remedy; ConfigError for a socket that no setting has a use for, and when others
-    could reach one and there are no keys. Then all are closed.
+    Raises CannotListenError with the remedy; ConfigError for a socket that no setting uses, and when others could reach a
+    socket and there are no keys. Then all sockets are closed.
     """
     ports = server.extra_ports.values()
     spare = {port: listener for listener in given if (port := listener.getsockname()[1]) in ports}
@@ -135,7 +135,7 @@ def open_listeners(given: Sequence[socket.socket], server: ServerConfig, keyring
 def listeners_of(
     main: socket.socket | None, spare: Iterable[socket.socket], server: ServerConfig, keyring: Keyring
 ) -> Listeners:
-    """These sockets, and our own for missing ones; sockets of `spare` for no extra port are closed. Raises as `open_listeners`."""
+    """These sockets, and new ones for missing ports; unused sockets of `spare` are closed. Raises as `open_listeners`."""
     with contextlib.ExitStack() as opened:
         by_port = {listener.getsockname()[1]: opened.enter_context(listener) for listener in spare}
         main = opened.enter_context(main or listen(server.host, server.port))
@@ -157,7 +157,7 @@ def listeners_of(
 
 
 def reached_at(listener: socket.socket) -> tuple[str, ...]:
-    """The addresses by which this machine reaches it, the most usual first: listening everywhere includes loopback."""
+    """The addresses by which this machine reaches the socket, the most usual first: a wildcard address includes loopback."""
     host: str = listener.getsockname()[0]
     if host == "::":
         is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
@@ -166,7 +166,7 @@ def reached_at(listener: socket.socket) -> tuple[str, ...]:
 
 
 def listen(host: str, port: int, key: str | None = None) -> socket.socket:
-    """The bound, listening socket. `key` says where an extra port comes from. Raises CannotListenError with the remedy."""
+    """The bound, listening socket. `key`: the setting of an extra port. Raises CannotListenError with the remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,6 +1,6 @@
 """The sizes of a configuration's models on this machine, for commands that run without a daemon: `config check`, `doctor`.
 
-Sizes and warnings are the same as the daemon's: they come from the devices of this machine, and daemons' measurements on them.
+Sizes and warnings are the same as the daemon's: they follow from this machine's devices and from measurements of daemons.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnThisMachine:
-    """The configuration, sized for the devices that there are. `problems`: what `serve` would refuse because of them.
+    """The configuration, sized for this machine's devices. `problems`: reasons for which `serve` would refuse to start.
 
-    `troubles`: why models can't run here, each with its place; the others can.
+    `troubles`: reasons why single models can't run here, each with its place in the file.
     """
 
     catalog: Catalog
@@ -48,7 +48,7 @@ class OnThisMachine:
 
 
 def on_this_machine(catalog: Catalog) -> OnThisMachine:
-    """Look at the devices and the models' files. Takes seconds where a GPU has to be woken; never fails."""
+    """Examine the devices and the models' files. Takes seconds where a GPU has to wake up; never fails."""
     try:
         devices = asyncio.run(open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)).devices
     except ConfigError as error:
@@ -71,5 +71,5 @@ def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
 
 
 def named(found: Mapping[FootprintKey, int], names: Mapping[str, DeviceId]) -> dict[tuple[str, DeviceId], int]:
-    """The stored figures for the devices of this machine. `names`: their keys and ids."""
+    """The stored figures for the devices of this machine. `names`: a device's key in the store → its id."""
     return {(model, names[key]): mib for (model, key), mib in found.items() if key in names}

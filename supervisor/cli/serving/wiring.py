@@ -1,4 +1,4 @@
-"""A daemon's parts, opened, checked and put together. Nothing runs yet: `daemon` posts the event that begins everything."""
+"""Open, check and assemble a daemon's parts. Nothing runs yet: `daemon` posts the first event."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOGS = "logs"
 
 
 async def open_devices(catalog: Catalog) -> Opened:
-    """Open the configured devices, or all there are; notes about others are logged. Raises ConfigError for a missing one."""
+    """Open the configured devices, or all of this machine; log notes about the others. Raises ConfigError for a missing device."""
     opened = await open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)
     for note in opened.notes:
         log.info("devices.note", message=note)
@@ -49,7 +49,7 @@ async def open_devices(catalog: Catalog) -> Opened:
 
 
 async def open_stores(catalog: Catalog, *, pending: bool = False) -> tuple[Footprints, Store]:
-    """Open the stores that outlive the daemon: that of footprints, and that of all the rest. `pending`: see `Store.open`."""
+    """Open the stores that outlive the daemon: the footprints, and the store of everything else. `pending`: see `Store.open`."""
     folder = catalog.server.state_dir
     return await asyncio.gather(
         Footprints.open(folder / FOOTPRINTS, pending=pending), Store.open(folder / "state.sqlite3", pending=pending)
@@ -67,14 +67,14 @@ async def closing(stores: Iterable[Store]) -> AsyncIterator[None]:
 
 
 async def sized(catalog: Catalog, opened: Opened) -> Catalog:
-    """The catalog with the contexts and slots that these devices have room for."""
+    """The catalog with contexts and slots that fit into these devices."""
     return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
 async def assemble(
     catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
 ) -> tuple[Daemon, LocalLauncher, Configured]:
-    """Put the daemon together: the daemon, its launcher, and the event that begins everything."""
+    """Assemble the daemon; returns it, its launcher, and the first event."""
     server, devices = catalog.server, opened.devices
     footprints, state = stores
     runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
@@ -105,7 +105,7 @@ async def assemble(
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
-    run = f"{int(time.time()):x}"  # before numbers of requests, which begin anew each time
+    run = f"{int(time.time()):x}"  # the prefix of request numbers, which start anew in each run
     body_log = BodyLog(KeptBodies(server.state_dir / "bodies"), run)
     daemon = Daemon(
         engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime, body_log=body_log
