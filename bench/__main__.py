@@ -43,7 +43,7 @@ BIG = 10 * 1000 * 1000
 BIG_POSTS = 5
 LEAVES = 20
 IDLE_STREAMS = 200
-QUIET = 0.05  # of the processors may be used by others
+QUIET = 0.05  # the share of the processors that other programs may use
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT = {"model": "stub", "messages": HELLO, "stream": False}
@@ -62,7 +62,7 @@ JOURNEYS = {
     "for a response, passed on and kept": post({"model": "stub", "input": "Say hello."}, "/v1/responses"),
     "for a response, translated and kept": post({"model": "chats", "input": "Say hello."}, "/v1/responses"),
 }
-"""What requests of other kinds cost llmux, compared with the plain one."""
+"""The costs of other kinds of requests in llmux, compared with a plain request."""
 
 
 def quantile(values: list[int], share: float) -> float:
@@ -91,14 +91,14 @@ async def chunks(target: Target, streams: int, seconds: float) -> tuple[float, f
 
 
 async def first_chunk_ms(target: Target, streams: int) -> float:
-    """The median, of streams that begin at once."""
+    """The median time to the first chunk, of streams that begin at once."""
     clients = await begin_at_once(target.port, streams)
     await hang_up(clients)
     return quantile([client.first_ns for client in clients], 0.5) / 1e6
 
 
 async def big_bodies(target: Target) -> tuple[float, float, float]:
-    """Longest wait of others in ms, extra peak memory in MiB, CPU ms per request: 10 MB bodies beside small requests."""
+    """10 MB bodies beside small requests: longest wait of the small ones in ms, extra peak memory in MiB, CPU ms per body."""
     payload = request_bytes(padding=BIG)
     target.reset_peak()
     memory_before = target.memory_kib()
@@ -116,7 +116,7 @@ async def big_bodies(target: Target) -> tuple[float, float, float]:
 
 
 async def disconnects(target: Target, reports: socket.socket, *, silent: bool) -> list[float]:
-    """ms from the client's close to the worker's notice of it."""
+    """ms from the client's close until the worker's connection closes."""
     loop = asyncio.get_running_loop()
     waits = []
     for _ in range(LEAVES):
@@ -124,7 +124,7 @@ async def disconnects(target: Target, reports: socket.socket, *, silent: bool) -
             _, writer = await asyncio.open_connection("127.0.0.1", target.port)
             writer.write(request_bytes("silent"))
             async with asyncio.timeout(5):
-                await loop.sock_recv(reports, 64)  # it is there
+                await loop.sock_recv(reports, 64)  # wait until the worker has the request
             began = time.monotonic_ns()
             writer.close()
         else:
@@ -146,7 +146,7 @@ async def per_stream_kib(target: Target) -> float:
 
 
 def drain(reports: socket.socket) -> None:
-    """Throw away reports nobody asked for."""
+    """Discard stale reports."""
     while True:
         try:
             reports.recv(64)
@@ -155,7 +155,7 @@ def drain(reports: socket.socket) -> None:
 
 
 async def measure(targets: list[Target], rounds: int, seconds: float, reports: socket.socket) -> Samples:
-    """All measures that take turns, and then those that leave traces (memory)."""
+    """First all measures that the targets take in turn, then memory, because its measures change the targets."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for target in targets:
         samples["RSS idle, MiB"][target.name].append(target.memory_kib() / 1024)
@@ -181,7 +181,9 @@ async def measure(targets: list[Target], rounds: int, seconds: float, reports: s
         for target in targets:
             if target.name == LLMUX:
                 for name, request in JOURNEYS.items():
-                    base, _ = await small(target, 64, seconds, PLAIN)  # each time anew: processors aren't steady
+                    base, _ = await small(
+                        target, 64, seconds, PLAIN
+                    )  # measured anew each time: a processor's speed varies
                     cpu, _ = await small(target, 64, seconds, request)
                     samples[f"request {name}, CPU µs"][LLMUX].append(cpu)
                     samples[f"request {name} ÷ plain"][LLMUX].append(cpu / base)

@@ -1,9 +1,9 @@
-"""What a decision costs: the core alone, at sizes that no machine here has.
+"""The cost of a decision: the core alone, at sizes beyond our machines.
 
 `python -m bench.decisions` fills a simulated fleet (models, devices, requests queued) and times single events: the
 median, the 99.9th percentile and the worst of many, in µs of this process' CPU, without the garbage collector. An event
-must cost the same however long the queue is; the lines to compare are those that differ only in `queued`. `step` is what
-a request pays on its way; `plan` is what makes the core plan models anew.
+must cost the same however long the queue is: compare lines that differ only in `queued`. `step` is the cost of a request's
+events; `plan` that of events that make the core plan models anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FREE = 1 << 30
 
 
 class Fleet:
-    """`models` over `devices`: as many loaded as fit, each busy with one request; the rest cold, `queued` waiting."""
+    """`models` on `devices`: as many loaded as fit, each with one request; the others unloaded, `queued` requests waiting."""
 
     def __init__(self, models: int, devices: int, queued: int, *, waiting_models: int) -> None:
         self.scheduler = Scheduler()
@@ -91,7 +91,7 @@ class Fleet:
 
 
 def timed(work: Iterator[Callable[[], object]], seconds: float) -> list[float]:
-    """µs of each, the first left out."""
+    """µs of each call, without the first."""
     costs = []
     ends = time.perf_counter() + seconds
     for step in work:
@@ -104,7 +104,7 @@ def timed(work: Iterator[Callable[[], object]], seconds: float) -> list[float]:
 
 
 def passing(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """A request to a ready worker arrives; another of it stays, so that the worker doesn't fall idle."""
+    """A request to a ready worker arrives; the worker keeps another request, so that it isn't idle."""
     for i in count():
         name = fleet.warm[i % len(fleet.warm)]
         ticket = TicketId(f"p{i}")
@@ -113,7 +113,7 @@ def passing(fleet: Fleet) -> Iterator[Callable[[], object]]:
 
 
 def ending(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """A worker's request ends while another of it runs."""
+    """A worker's request ends while the worker runs another one."""
     for i in count():
         ticket = TicketId(f"e{i}")
         fleet.handle(RequestArrived(ticket, fleet.warm[i % len(fleet.warm)]))
@@ -121,14 +121,14 @@ def ending(fleet: Fleet) -> Iterator[Callable[[], object]]:
 
 
 def queueing(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """A request for a model that others wait for already."""
+    """A request for a model with waiting requests."""
     for i in count():
         name = fleet.cold[i % len(fleet.cold)]
         yield lambda i=i, name=name: fleet.handle(RequestArrived(TicketId(f"q{i}"), name))  # type: ignore[misc]
 
 
 def disconnecting(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """One of many that wait for a model leaves."""
+    """One of many requests that wait for a model is cancelled."""
     for i in count():
         name = fleet.cold[i % len(fleet.cold)]
         ticket = TicketId(f"l{i}")
@@ -137,7 +137,7 @@ def disconnecting(fleet: Fleet) -> Iterator[Callable[[], object]]:
 
 
 def falling_idle(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """A worker's last request ends while others wait for memory, and the next one comes."""
+    """A worker's last request ends while other requests wait for memory; then the worker's next request comes."""
     for i in count():
         name = fleet.warm[i % len(fleet.warm)]
         ticket = fleet.running.get(name)
@@ -156,10 +156,10 @@ def planning(fleet: Fleet) -> Iterator[Callable[[], object]]:
 
 
 def asking(fleet: Fleet) -> Iterator[Callable[[], object]]:
-    """A request for a model that nobody has asked for, while everything else goes on: it looks at all devices."""
+    """The first request for a model, while everything else goes on: the core looks at all devices."""
     unused = fleet.names[len(fleet.warm) + len(fleet.cold) :]
     for i in count():
-        for name in fleet.warm[i % 10 :: 10]:  # each device has changed since the last one
+        for name in fleet.warm[i % 10 :: 10]:  # change each device before the next request
             ticket = TicketId(f"w{i}{name}")
             fleet.handle(RequestArrived(ticket, name))
             fleet.handle(RequestFinished(ticket))

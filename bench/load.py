@@ -1,4 +1,4 @@
-"""A load generator that costs little: raw asyncio protocols which learn a body's length once and then only count bytes."""
+"""A cheap load generator: raw asyncio protocols that parse a body's length once and then only count bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAMP = re.compile(rb'"t":(\d{19})')
 
 
 def post(document: object, path: str = PATH, *, order: str = "", key: str = KEY) -> bytes:
-    """A request with this body; `order` is for the stub."""
+    """A request with this body; `order`: the stub's instructions."""
     body = json.dumps(document).encode()
     fields = [f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}", "User-Agent: bench"]
     fields += ["Content-Type: application/json", "Accept: */*", f"Content-Length: {len(body)}"]
@@ -89,7 +89,7 @@ _LENGTH = re.compile(rb"(?i)content-length: (\d+)")
 
 
 def _body_length(head: bytes) -> int | None:
-    """None: it comes in chunks."""
+    """The body's length by the head; None: the body is chunked."""
     assert head.startswith(b"HTTP/1.1 200"), head.decode()
     match = _LENGTH.search(head)
     return int(match[1]) if match else None
@@ -130,7 +130,7 @@ class Listener(asyncio.Protocol):
 
 @dataclass
 class Burst:
-    """What one run of a load brought."""
+    """The result of one run of a load."""
 
     count: int
     seconds: float
@@ -168,7 +168,7 @@ async def begin_at_once(port: int, streams: int) -> list[Listener]:
     """Open connections, then send a request for an event stream on all of them in one go; returns when all have begun."""
     loop = asyncio.get_running_loop()
     clients = [(await loop.create_connection(lambda: Listener(b""), "127.0.0.1", port))[1] for _ in range(streams)]
-    await asyncio.sleep(0.05)  # all are accepted
+    await asyncio.sleep(0.05)  # let the server accept all connections
     for client in clients:
         client.send(request_bytes("stream 1000000 1000 now"))
     async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""What a run of the bench says: a table of everything, and the goals with their figures for docs/performance.md."""
+"""The report of a bench run: a table of all measures, and the goals with their figures for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Goal:
     other: str | None = None
 
     def values(self, samples: Samples, target: str = LLMUX) -> list[float]:
-        """One a round; none where something wasn't measured."""
+        """One value a round; none where a measure is missing."""
         rows = samples.get(self.measure, {})
         mine = rows.get(target, [])
         if self.other is None:
@@ -72,7 +72,7 @@ GOALS: Final = (
 
 
 def others_share() -> float:
-    """How busy the processors are for a second in which this program only waits; also by neighbours of a virtual machine."""
+    """The processors' load in a second in which this program only waits; includes neighbours of a virtual machine."""
 
     def read() -> tuple[int, int]:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -89,12 +89,12 @@ def digits(value: float) -> str:
 
 
 def _baseline(samples: Samples) -> str | None:
-    """What others are compared with."""
+    """The target that the others are compared with."""
     return next((name for name in (GO, "nginx") if name in samples["RSS idle, MiB"]), None)
 
 
 def _ratio_text(samples: Samples, measure: str, name: str) -> str:
-    """To Go's; none of memory and starts, of which a small proxy has next to nothing."""
+    """The ratio to Go's; empty for memory and starts, which are next to nothing in a small proxy."""
     base = _baseline(samples)
     if base is None or name in {DIRECT, base} or measure.endswith(("MiB", "KiB", "CPU s")):
         return ""
@@ -131,7 +131,7 @@ def goals(samples: Samples) -> list[str]:
 
 
 def peers(samples: Samples) -> list[str]:
-    """Everything, in Markdown: the medians, and each ratio to Go's in parentheses."""
+    """All measures, in Markdown: the medians, and each ratio to Go's in parentheses."""
     names = list(samples["RSS idle, MiB"])
     lines = [f"| | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for measure, rows in samples.items():
@@ -146,16 +146,16 @@ def peers(samples: Samples) -> list[str]:
 
 
 def plot(samples: Samples) -> str:
-    """As SVG: llmux's ratios to Go's and to the plain request, and their goals."""
+    """A plot as SVG: llmux's ratios to Go's and to the plain request, and their goals."""
     return bars(
         [(goal.what, values, goal.most) for goal in GOALS if "÷" in goal.what if (values := goal.values(samples))]
     )
 
 
 def bars(rows: Sequence[tuple[str, list[float], float | None]], cap: float = math.inf) -> str:
-    """As SVG: a bar of each median, a line from least to most, and a mark at what it should be at most.
+    """A plot as SVG: a bar for each median, a line from minimum to maximum, and a mark at the goal.
 
-    Bars end at `cap`, and have their value beside the name where they are longer.
+    Longer bars end at `cap`, with their value beside the name.
     """
     left, unit, height = 380, 120, 24
     most = min(cap, max(2.5, *(max(values) for _, values, _ in rows)))
@@ -183,20 +183,20 @@ def bars(rows: Sequence[tuple[str, list[float], float | None]], cap: float = mat
 
 
 def put(lines: Sequence[str], begin: str, end: str) -> None:
-    """Into the page, between these marks."""
+    """Write the lines into the page, between these marks."""
     before, rest = PAGE.read_text().split(begin, 1)
     PAGE.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.split(end, 1)[1]}")
 
 
 def about(rounds: int, busy: float) -> str:
-    """When, with what, how often, and how quiet the machine was."""
+    """The date, versions, rounds, and the load of the machine by other programs."""
     today = dt.datetime.now(dt.UTC).date()
     others = f"; other programs used {busy:.0%} of the processors" if busy >= 0.01 else ""
     return f"{today:%-d %B %Y}, Python {platform.python_version()}, {rounds} rounds{others}."
 
 
 def write(samples: Samples, rounds: int, busy: float) -> None:
-    """Into the page, between its marks, and the plot beside it."""
+    """Write the tables into the page, between its marks, and the plot beside the page."""
     text = [
         f"{about(rounds, busy)} A goal that is missed is bold.",
         "",

@@ -1,10 +1,9 @@
 """A worker that costs next to nothing: small JSON, paced event streams, silence.
 
-What to do comes in the header `x-bench`: nothing (one small JSON answer, in the shape of the API that was asked), `stream CHUNKS
-INTERVAL_MS` (events that carry the clock when they were written, the first one somewhere within the interval, or at once with
-`now`), or `silent` (never answers). When a silent exchange begins, and when the connection of an
-unfinished one is lost, the clock's reading goes out as a datagram to `--report`: so "the client left" and "the worker was
-told" can be compared.
+The header `x-bench` selects the answer. Without it: one small JSON answer in the format of the requested API. `stream CHUNKS
+INTERVAL_MS`: events with the clock at their writing, the first one at a random time within the interval, or at once with
+`now`. `silent`: no answer. When a silent request begins, and when the connection of an unfinished request is lost, the stub
+sends the clock as a datagram to `--report`, to measure the time from the client's disconnect to the worker's.
 """
 
 from __future__ import annotations
@@ -94,7 +93,9 @@ class Stub(asyncio.Protocol):
             self._transport.write(SSE)
             interval_s = int(order[2]) / 1000
             loop = asyncio.get_running_loop()
-            begins = 0.0 if order[-1] == b"now" else random.random()  # streams out of step, as real ones are
+            begins = (
+                0.0 if order[-1] == b"now" else random.random()
+            )  # streams start at different times, as real ones do
             first_at = loop.time() + begins * interval_s
             self._timer = loop.call_at(first_at, self._send_event, loop, int(order[1]), interval_s, first_at)
         else:

@@ -1,4 +1,4 @@
-"""What is compared: the stub itself, nginx in front of it, the data path alone, and the whole daemon."""
+"""The targets of the comparison: the stub itself, nginx in front of it, the data path alone, and the whole daemon."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _KEYS: Final = f"""
 
 
 def free_port() -> int:
-    """A port nobody listens on at the moment."""
+    """A port on which no program listens now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -90,8 +90,8 @@ class Target:
     def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], *, with_children: bool = False) -> None:
         self.name = name
         self.port = port
-        self.cold_cpu_s = 0.0  # to the first 200 of /health
-        self.first_chat_cpu_s = 0.0  # to the first answer; the daemon starts its worker for it
+        self.cold_cpu_s = 0.0  # CPU seconds to the first 200 of /health
+        self.first_chat_cpu_s = 0.0  # CPU seconds to the first answer; for it, the daemon starts its worker
         self._process = process
         self._with_children = with_children
 
@@ -103,8 +103,10 @@ class Target:
         return pids
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, of all threads, those that have ended too: the process's own clock of the kernel."""
-        return sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in self.pids())  # as clock_getcpuclockid(3) names it
+        """CPU time used so far, of all threads including ended ones: the kernel's clock of each process."""
+        return sum(
+            time.clock_gettime_ns(~pid << 3 | 2) for pid in self.pids()
+        )  # the clock id of clock_getcpuclockid(3)
 
     def memory_kib(self, field: str = "VmRSS") -> int:
         """VmRSS, or VmHWM: the peak since `reset_peak`."""
@@ -121,7 +123,7 @@ class Target:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     async def ready(self) -> None:
-        """Wait for its first good answers; keeps the CPU they took."""
+        """Wait for the first good answers, and record their CPU time."""
         await self._wait_for_answer(HEALTH)
         self.cold_cpu_s = self.cpu_ns() / 1e9
         await self._wait_for_answer(request_bytes())
@@ -154,7 +156,7 @@ def _start_process(argv: list[str], core: int, more: dict[str, str] | None = Non
 
 
 def start_stub(core: int, report: int) -> Target:
-    """The upstream of everything but the daemon, which spawns its own."""
+    """The upstream of all targets but the daemon, which starts its own stub."""
     port = free_port()
     argv = [sys.executable, "-m", "bench.stub", "--port", str(port), "--core", str(core), "--report", str(report)]
     return Target("direct", port, _start_process(argv, core))
@@ -182,7 +184,7 @@ def start_go(core: int, upstream: int, folder: Path) -> Target:
 
 
 def start_path_only(core: int, upstream: int) -> Target:
-    """`bench.path_only`: the data path without the rest."""
+    """`bench.path_only`: the data path alone."""
     port = free_port()
     argv = [sys.executable, "-m", "bench.path_only", "--port", str(port), "--upstream", str(upstream)]
     return Target("path only", port, _start_process(argv, core))

@@ -1,6 +1,6 @@
 """`make tenants`: three clients of different class ask a real daemon for four models, of which two fit at a time.
 
-Writes the waits that each had, and what `llmux why` says of one request, into docs/scheduling.md. The workers are real
+Writes each client's waits, and the output of `llmux why` for one request, into docs/scheduling.md. The workers are real
 llama.cpp servers with tiny models.
 """
 
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- tenants -->", "<!-- end tenants -->"
 MODELS: Final = ("alpha", "beta", "gamma", "delta")
 
 LATE: Final = 8
-"""Of so many last requests the longest wait is explained."""
+"""The number of last requests; the longest wait among them is explained."""
 
 _CONFIG: Final = """
 devices: [{kind: host, budget_mib: 4000, margin_mib: 0}]
@@ -55,7 +55,7 @@ TENANTS: Final = (
 
 
 async def traffic(client: httpx.AsyncClient, tenant: Tenant, until: float) -> None:
-    """Random requests, whether or not the earlier ones have their answers."""
+    """Send random requests, without waiting for earlier answers."""
     chance = random.Random(tenant.name)
     async with asyncio.TaskGroup() as tasks:
         while time.monotonic() < until:
@@ -71,11 +71,11 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, model: str) -> None:
 
 
 async def run(url: str, seconds: float) -> str:
-    """The traffic, then the table and one request's story."""
+    """Send the traffic; returns the table and the explanation of one request."""
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=300) as client:
         await asyncio.gather(*(traffic(client, tenant, time.monotonic() + seconds) for tenant in TENANTS))
         ended = (await client.get("/v1/admin/requests/ended", params={"limit": 1000})).json()["data"]
-    late = [each for each in ended if each["tenant"] == "chat"][:LATE]  # the newest come first
+    late = [each for each in ended if each["tenant"] == "chat"][:LATE]  # newest first
     longest = max(late, key=waited)
     why = [sys.executable, "-m", "supervisor.cli", "why", "--url", url, "--request", str(longest["id"])]
     output = subprocess.run(why, check=True, capture_output=True, text=True).stdout

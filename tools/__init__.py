@@ -1,1 +1,1 @@
-"""What maintainers run; `make help` says how. Not part of the distribution."""
+"""Tools for maintainers; `make help` lists the commands. Not part of the distribution."""

@@ -1,4 +1,4 @@
-"""How our own programs call the daemon, written from its operations: the command line's typed calls, and the dashboard's paths."""
+"""Generate our own clients' calls from the daemon's operations: the command line's typed calls, and the dashboard's paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLACE: Final = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 def commands() -> str:
-    """supervisor/cli/operations.py."""
+    """The text of supervisor/cli/operations.py."""
     calls, modules = [], set()
     for name, endpoint in _endpoints():
         path = _PLACE.sub(r"{\1}", endpoint.path)
@@ -37,7 +37,7 @@ def commands() -> str:
 
 
 def dashboard() -> str:
-    """supervisor/server/ui/js/operations.js."""
+    """The text of supervisor/server/ui/js/operations.js."""
     lines = [
         "// The operations of the daemon. `make docs` writes this from supervisor/api.",
         "",
@@ -57,7 +57,7 @@ def dashboard() -> str:
 
 
 def _endpoints() -> Iterator[tuple[str, Endpoint]]:
-    """Each with the name of its function. Raises AssertionError where two have the same."""
+    """Each endpoint with the name of its function. Raises AssertionError for a duplicate name."""
     found = [(endpoint.run.__name__, endpoint) for group in GROUPS for endpoint in group.endpoints if endpoint.run]
     assert len({name for name, _ in found}) == len(found)
     yield from found

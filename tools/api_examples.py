@@ -1,7 +1,7 @@
-"""Record what the demo answers to the examples of the API: `llmux demo`, and then `python -m tools.api_examples URL`.
+"""Record the demo's answers to the examples of the API: `llmux demo`, and then `python -m tools.api_examples URL`.
 
-Writes supervisor/api/examples.json, of which /openapi.json and docs/reference/api.md take the answers. What the demo lacks stands in
-the operations themselves. Names of the machine and of folders are replaced, and long texts cut.
+Writes supervisor/api/examples.json; /openapi.json and docs/reference/api.md take their answers from this file. Answers that the
+demo lacks are in the operations themselves. Names of the machine and of folders are replaced, and long texts are cut.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ask(client: httpx.Client, operation: Operation) -> httpx.Response:
 
 
 def shown(value: Any, names: dict[str, str]) -> Any:
-    """A recorded value as everybody may read it."""
+    """A recorded value without private names and long texts."""
     match value:
         case dict():
             return {key: shown(each, names) for key, each in value.items()}
@@ -47,7 +47,7 @@ def shown(value: Any, names: dict[str, str]) -> Any:
 
 
 def main(url: str) -> None:
-    """Ask the daemon at `url`, which must have just been started, and write the file."""
+    """Send the examples to the freshly started daemon at `url`, and write the file."""
     names = {str(Path.home()): "/home/anna", socket.gethostname(): "gpu-box"}
     found = {}
     with httpx.Client(base_url=url, timeout=60) as client:

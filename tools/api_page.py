@@ -1,6 +1,6 @@
-"""The parts of docs/reference/api.md that follow from what llmux serves: each operation with its fields and an example.
+"""The generated parts of docs/reference/api.md: each operation with its fields and an example.
 
-An example is a command that runs against the demo, as it stands there, but for those that say what they need.
+An example is a command that runs unchanged against the demo, unless its comment names a requirement.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tools.markdown import table
 URL: Final = "http://127.0.0.1:8081"
 WIDTH: Final = 120
 MOST_LINES: Final = 24
-"""Of an answer; what is left out stands as "…"."""
+"""Lines of an answer; "…" stands for further lines."""
 _SCOPES: Final = {None: "Open to all.", "admin": "Needs the scope `admin`.", "metrics": "Needs the scope `metrics`."}
 
 
 def blocks() -> dict[str, str]:
-    """The text of each section, by the name of its block."""
+    """Name of a block → the text of its section."""
     answers, described = recorded(), set[str]()
     return {f"operations of {section.name}": _section_text(section, answers, described) for section in sections()}
 
@@ -55,7 +55,7 @@ def _operation_parts(operation: Operation, answer: Any, described: set[str]) -> 
 
 
 def _field_descriptions(schema: Schema | None, described: set[str]) -> dict[str, str]:
-    """The fields with a description, of an object or of the only list of objects in it."""
+    """The fields with a description, of an object or of the first list of objects in it."""
     if schema is None or schema.get("title") in described:
         return {}
     described.update(filter(None, [schema.get("title")]))
@@ -78,7 +78,7 @@ def _meanings_table(head: str, rows: Mapping[str, str]) -> str:
 
 
 def _curl_command(operation: Operation) -> str:
-    """The example as it is typed."""
+    """The curl command of an operation's example."""
     example, method = operation.example, operation.method
     words = ["curl", "-f", URL + (example.path or operation.path)]
     if method == "HEAD":
@@ -103,7 +103,7 @@ def _answer_block(answer: Any) -> str:
 
 
 def _json_lines(value: Any, indent: str = "", before: str = "", after: str = "") -> Iterator[str]:
-    """JSON in lines that are not too long, where it can be."""
+    """JSON, broken into lines of at most `WIDTH` characters where possible."""
     plain = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(before) + len(plain) + len(after) <= WIDTH or not isinstance(value, dict | list) or not value:
         yield indent + before + plain + after

@@ -1,8 +1,8 @@
 """Ask a database for known vulnerabilities of every package that any lock pins: `make audit`.
 
-pip-audit asks, in an environment of its own. Further words go to it: `--osv-url URL` for another database,
-`--ignore-vuln ID` for a finding that doesn't concern us. Ends with 0 when everything was asked for and nothing was found,
-with 1 when something was found, and with 3 when something couldn't be asked for: no answer is not a clean one.
+pip-audit does this, in its own environment. It gets all further arguments: `--osv-url URL` for another database,
+`--ignore-vuln ID` for a finding that doesn't concern us. Exit codes: 0 for a complete audit without findings, 1 for findings,
+and 3 for an incomplete audit: a package without an answer is not a clean one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_AUDITED: Final = 3
 
 
 class Vulnerability(TypedDict):
-    """As pip-audit reports it."""
+    """A vulnerability in pip-audit's report."""
 
     id: str
     aliases: list[str]
@@ -33,20 +33,20 @@ class Vulnerability(TypedDict):
 
 
 class Package(TypedDict):
-    """One that was asked for."""
+    """An audited package in pip-audit's report."""
 
     name: str
     vulns: NotRequired[list[Vulnerability]]
 
 
 class Report(TypedDict):
-    """Of one call of pip-audit."""
+    """The report of one call of pip-audit."""
 
     dependencies: list[Package]
 
 
 def batches(wanted: Collection[str]) -> list[list[str]]:
-    """Divided so that each batch holds a package in one version only, as a file of requirements has to."""
+    """Split pins into batches with one version of a package each, as a requirements file demands."""
     versions: defaultdict[str, list[str]] = defaultdict(list)
     for pin in sorted(wanted):
         versions[pin.partition("==")[0]].append(pin)
@@ -55,12 +55,12 @@ def batches(wanted: Collection[str]) -> list[list[str]]:
 
 
 def holders(pin: str) -> str:
-    """The environments whose locks pin it."""
+    """The names of the environments whose locks have this pin."""
     return ", ".join(name for name, locks in environments().items() if pin in pins(locks))
 
 
 def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
-    """Tell what is known of them, on standard output, and return the exit code."""
+    """Print the known vulnerabilities, and return the exit code."""
     audited: set[str] = set()
     findings: list[str] = []
     problem = ""
@@ -82,7 +82,7 @@ def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
 
 
 def _audit_batch(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], str]:
-    """Each package with what is known of it, and no problem; or nothing, and what went wrong."""
+    """Each package with its findings, and no problem; or no packages, and the problem."""
     with tempfile.TemporaryDirectory() as folder:
         listed, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
         listed.write_text("\n".join(batch), encoding="utf-8")
@@ -91,7 +91,7 @@ def _audit_batch(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple
         done = subprocess.run(
             [*argv, f"--output={report}", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        # Its exit code is 1 for findings and for failures alike; only the former leave a report.
+        # pip-audit's exit code is 1 for findings and for failures; only findings leave a report.
         if not report.exists() or not (text := report.read_text(encoding="utf-8")):
             lines = done.stderr.strip().splitlines()
             return [], lines[-1] if lines else f"{PIP_AUDIT} ended with exit code {done.returncode}"
@@ -101,7 +101,7 @@ def _audit_batch(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple
 
 def _advisories(report: Report, named: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     for package in report["dependencies"]:
-        if "vulns" in package:  # else it was passed over
+        if "vulns" in package:  # else pip-audit skipped the package
             yield named[package["name"].lower()], [_finding_text(vuln) for vuln in package["vulns"]]
 
 

@@ -1,12 +1,13 @@
-"""Write what follows from the code: parts of the pages in docs/, the manual page, and the JSON schema of the configuration file.
+"""Write the generated documents: parts of the pages in docs/, the manual page, and the JSON schema of the configuration file.
 
-A page says where, between two comments:
+Two comments enclose a generated part of a page:
 
     <!-- generated: limits -->
     <!-- end -->
 
-`make docs` writes all of them anew; people write everything outside the comments. A runtime whose settings have no block
-yet gets a section for them. Links in the code name a page of docs/ wherever it lies, such as `runtimes.md#vllm`. A test compares.
+`make docs` writes all parts anew; people write everything outside the comments. A runtime whose settings have no block yet
+gets a section for them. Links in the code name a page of docs/ without its folder, such as `runtimes.md#vllm`. A test checks
+that all parts are up to date.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Schema = Mapping[str, Any]
 
 
 def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
-    """Every file that the code has a part in, with the text it should have."""
+    """Every file with a generated part, and its up-to-date text."""
     for path in sorted(DOCS.rglob("*.md")):
         yield path, render(path.read_text(encoding="utf-8"), path.parent, registry)
     yield MANUAL, manual.page(main)
@@ -69,9 +70,9 @@ def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
 
 
 def render(page: str, folder: Path, registry: Registry = REGISTRY) -> str:
-    """A page of this folder with a section for each runtime, if it is about settings, and with all of its blocks written anew.
+    """A page of this folder with all blocks written anew, and, for settings, with a section for each runtime.
 
-    Raises LookupError for a block that nothing here writes, and for a link to a page that isn't there.
+    Raises LookupError for an unknown block, and for a link to a missing page.
     """
     known = blocks(registry)
     pages = {path.name: os.path.relpath(path, folder) for path in DOCS.rglob("*.md")}
@@ -88,7 +89,7 @@ def render(page: str, folder: Path, registry: Registry = REGISTRY) -> str:
 
 
 def with_every_runtime(page: str, registry: Registry) -> str:
-    """The page about settings with a section for each runtime: a new one's follows the one before it in the registry."""
+    """The page about settings with a section for each runtime; new sections follow the registry's order."""
     before = "every model"
     if before not in blocks_of(page):
         return page
@@ -120,13 +121,13 @@ def section(name: str, registry: Registry = REGISTRY, *, without: Container[str]
 
 
 def model_settings() -> str:
-    """The keys every model has."""
+    """The keys that every model has."""
     schema = ModelConfig.model_json_schema()
     return settings(schema, schema)
 
 
 def runtime_settings(registry: Registry, name: str) -> str:
-    """The keys that models of this runtime have besides, or that say more there."""
+    """The further keys of models of this runtime, and common keys with a special description there."""
     config = registry.get(name).config
     same = {
         key
@@ -137,7 +138,7 @@ def runtime_settings(registry: Registry, name: str) -> str:
 
 
 def former_keys(registry: Registry) -> str:
-    """The keys that became options, of each runtime."""
+    """The former keys of each runtime that are options now."""
     rows = [
         (
             f"`{key}`",
@@ -152,7 +153,7 @@ def former_keys(registry: Registry) -> str:
 
 def settings(schema: Schema, part: Schema, *, without: Container[str] = ()) -> str:
     """One part of a schema as a table."""
-    required = {*part.get("required", ())} - {"runtime"}  # which mostly follows from the other keys
+    required = {*part.get("required", ())} - {"runtime"}  # mostly inferred from the other keys
     rows = [
         (f"`{key}`", kind(field, schema), default(field, required=key in required), field["description"])
         for key, field in part["properties"].items()
@@ -173,7 +174,7 @@ def _schema_part(schema: Schema, name: str) -> Schema:
 
 
 def kind(field: Schema, schema: Schema) -> str:
-    """What may stand there, in words."""
+    """The allowed values of a field, in words."""
     if "$ref" in field:
         return kind(_schema_part(schema, field["$ref"].rpartition("/")[2]), schema)
     if "anyOf" in field:
@@ -211,7 +212,7 @@ def bounds(field: Schema) -> str:
 
 
 def default(field: Schema, *, required: bool) -> str:
-    """The default, or that there is none."""
+    """The default, or a word for none."""
     if required:
         return "required"
     match field.get("default"):
@@ -248,7 +249,7 @@ def about(path: tuple[str, ...], command: click.Command) -> str:
 
 
 def option_value(option: click.Option) -> str:
-    """What it takes, after a blank."""
+    """The option's value, after a blank."""
     if option.is_flag:
         return ""
     if isinstance(option.type, click.Choice):
@@ -257,7 +258,7 @@ def option_value(option: click.Option) -> str:
 
 
 def exit_codes() -> str:
-    """How commands end."""
+    """The table of exit codes."""
     return table(("Code", "Meaning"), [(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
 
 
@@ -265,13 +266,13 @@ def exit_codes() -> str:
 
 
 def transitions() -> str:
-    """The table of a worker's life."""
+    """The table of a worker's states."""
     rows = [(f"`{start}`", f"`{trigger}`", f"`{transition.to}`") for (start, trigger), transition in TABLE.items()]
     return table(("From", "What happens", "To"), rows)
 
 
 def rooms() -> str:
-    """What each room of the supervisor imports of the others, from the source."""
+    """The imports among the supervisor's packages, from the source."""
     order = (
         "cli",
         "server",
@@ -305,7 +306,7 @@ def metrics(beginnings: tuple[str, ...]) -> str:
 
 
 def endpoints(registry: Registry) -> str:
-    """Inference paths, and which runtimes serve them."""
+    """Inference paths, and the runtimes that serve them."""
     serving: dict[tuple[str, str], list[str]] = {}
     for name in registry.names():
         for endpoint in registry.get(name).all_endpoints:
@@ -319,23 +320,23 @@ def endpoints(registry: Registry) -> str:
 
 @cache
 def api_blocks() -> Mapping[str, str]:
-    """What docs/reference/api.md says of each dialect's operations, made once for all of them."""
+    """The blocks of docs/reference/api.md, made once for all dialects."""
     return api_page.blocks()
 
 
 def parameters(known: Table) -> str:
-    """What happens to each parameter of a request."""
+    """The treatment of each parameter of a request."""
     rows = [(f"`{name}`", found.fate, found.note or "–") for name, found in known.items()]
     return table(("Parameter", "Fate", "Meaning"), rows)
 
 
 def differences(table_of_runtime: Table, common: Table) -> str:
-    """What a runtime does otherwise than the table of all workers for language models says."""
+    """A runtime's differences from the common table of language models."""
     return parameters({name: text for name, text in table_of_runtime.items() if text != common.get(name)})
 
 
 def speech_parameters() -> str:
-    """The same, in each variant."""
+    """The treatment of each parameter of speech, in each variant."""
     names = dict.fromkeys(name for known in SPEECH.values() for name in known)
     rows = [(f"`{name}`", *(_parameter_text(known, name) for known in SPEECH.values())) for name in names]
     return table(("Parameter", *SPEECH), rows)
@@ -346,7 +347,7 @@ def _parameter_text(known: Table, name: str) -> str:
 
 
 def runtimes(registry: Registry) -> str:
-    """A row a runtime."""
+    """A table with a row for each runtime."""
     rows = []
     for name in registry.names():
         adapter = registry.get(name)
@@ -356,7 +357,7 @@ def runtimes(registry: Registry) -> str:
 
 
 def figures_of_runtimes(registry: Registry) -> str:
-    """What `make runtime-figures` measured."""
+    """The measurements of `make runtime-figures`."""
     found = runtime_figures.measured()
     return (
         f"{found['date']}, {found['machine']}.\n\n{table(runtime_figures.HEAD, runtime_figures.rows(registry, found))}"
@@ -364,7 +365,7 @@ def figures_of_runtimes(registry: Registry) -> str:
 
 
 def costs_of_tests() -> str:
-    """What `make costs` noted of each folder."""
+    """The costs of each folder of tests, from `make costs`."""
     folders = json.loads((ROOT / "tests" / "costs.json").read_text(encoding="utf-8"))["folders"]
     rows = [(f"`tests/{name}`", *(f"{figure:.0f}" for figure in figures)) for name, figures in folders.items()]
     total = [f"{sum(column):.0f}" for column in zip(*folders.values(), strict=True)]
@@ -372,18 +373,18 @@ def costs_of_tests() -> str:
 
 
 def faults() -> str:
-    """What llmux promises for each fault, and how that is known."""
+    """The promise of llmux for each fault, and its evidence."""
     rows = table(("Fault", "Promise", "Mechanism, in `supervisor/`", "Tests", "Last measured"), reliability.faults())
     return f"{reliability.measured_on()}\n\n{rows}"
 
 
 def attacks() -> str:
-    """What somebody may try."""
+    """The table of attacks."""
     return table(("Attack", "Tests"), reliability.attacks())
 
 
 def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
-    """What writes each block."""
+    """Name of a block → the function that writes it."""
     return {
         "server": partial(section, "ServerConfig"),
         "media": partial(section, "MediaConfig"),

@@ -1,5 +1,5 @@
-"""The tables of docs/reference/request-fields.md: what llmux does with each field of a request, by the types of the dialects, and what came of
-those that SDKs send, as a test found it on real workers.
+"""The tables of docs/reference/request-fields.md: llmux's treatment of each field of a request, from the dialects' types, and the
+results of SDKs' fields in a test with real workers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ GOLDEN: Final = ROOT / "tests" / "golden" / "request_fields.json"
 FATES: Final = ("read", "passed on", "no effect", "named", "refused")
 
 Results = Mapping[str, Mapping[str, Any]]
-"""Of one path: by the name of a field, the `value` that was tried, and by runtimes what became of it."""
+"""For one path: field → the tried `value`, and the result for each runtime."""
 
 
 @cache
 def recorded() -> Mapping[str, Results]:
-    """What `make golden` noted of each field that an SDK knows, by paths."""
+    """Path → the results that `make golden` recorded for each field of an SDK."""
     found: Mapping[str, Results] = json.loads(GOLDEN.read_text(encoding="utf-8"))
     return found
 
 
 def requests() -> Iterator[tuple[Group, Endpoint, type[msgspec.Struct]]]:
-    """What models are asked in JSON, with the type of each request: those that llmux reads, and those whose fields were tried."""
+    """The inference endpoints with a JSON request and its type: typed requests, and those with recorded fields."""
     for name in OPERATIONS:
         group: Group = importlib.import_module(name).GROUP
         for endpoint in group.endpoints:
@@ -47,9 +47,9 @@ def requests() -> Iterator[tuple[Group, Endpoint, type[msgspec.Struct]]]:
 
 
 def tables() -> str:
-    """The whole page, but for its introduction."""
+    """The whole page without its introduction."""
     parts = ["## On every path", _llmux_fields_table()]
-    shown: set[str] = set()  # a path that two dialects share has the results of the first
+    shown: set[str] = set()  # the first of two dialects with the same path shows the results
     objects: set[type] = set()
     for group, endpoint, kind in requests():
         results = {} if endpoint.path in shown else recorded().get(endpoint.path, {})
@@ -62,9 +62,9 @@ def tables() -> str:
 
 
 def fates(kind: type[msgspec.Struct], others: Results | None = None) -> dict[str, str]:
-    """What llmux does with each field of a request, or of an object in it, and with those others that its type doesn't have."""
+    """Field → llmux's treatment of it, in a request or an object within; `others` are fields that the type lacks."""
     described = {name: field for name, field in _fields_by_name(kind).items() if name not in ForLlmux.__struct_fields__}
-    is_passed = issubclass(kind, ForLlmux) and not issubclass(kind, Sent)  # untouched: its worker reads it
+    is_passed = issubclass(kind, ForLlmux) and not issubclass(kind, Sent)  # the worker reads the request unchanged
     found = {name: "passed on" if is_passed else _fate_of(field.type) for name, field in described.items()}
     return found | {name: "passed on" if is_passed else "named" for name in others or () if name not in found}
 
@@ -98,7 +98,7 @@ def _result_text(row: Mapping[str, Any], column: str) -> str:
 
 
 def _object_rows(kind: type[msgspec.Struct], known: set[type]) -> Iterator[tuple[str, str]]:
-    """Each object within a request that isn't known yet, with its fields by their fates."""
+    """Each object within a request that is not in `known`, with its fields grouped by fate."""
     places: dict[type[msgspec.Struct], dict[str, None]] = {}
     for place, inner in _nested_objects(kind, ""):
         places.setdefault(inner, {})[f"`{place}`"] = None
@@ -130,14 +130,14 @@ def _objects_in_type(kind: inspect.Type, place: str) -> Iterator[tuple[str, type
 
 
 def _fields_by_name(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
-    """By their names in JSON."""
+    """JSON name → field."""
     described = inspect.type_info(kind)
     assert isinstance(described, inspect.StructType)
     return {field.encode_name: field for field in described.fields}
 
 
 def _member_types(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The type, and those that it consists of: the members of a union, and what is annotated."""
+    """The type and its parts: the members of a union, and an annotated type."""
     yield kind
     match kind:
         case inspect.Metadata(type=inner):

@@ -1,4 +1,4 @@
-"""A contract that import-linter lacks: what a package may import, rather than what it may not."""
+"""A contract that import-linter lacks: a list of allowed imports instead of forbidden ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlinter.domain.imports import Module
 
 
 class AllowedContract(Contract):
-    """The modules of `source_modules` import themselves and `allowed_modules`, nothing else.
+    """The modules of `source_modules` import only each other and `allowed_modules`.
 
-    With `within`, only what they import of that package is looked at.
+    With `within`, only imports from that package are checked.
     """
 
     type_name = "allowed"
@@ -20,7 +20,7 @@ class AllowedContract(Contract):
     within = fields.ModuleField(required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Look at every import of the sources."""
+        """Check every import of the sources."""
         sources = [_module_name(module) for module in self.source_modules]  # type: ignore[attr-defined]
         allowed = [*sources, *(_module_name(module) for module in self.allowed_modules)]  # type: ignore[attr-defined]
         within = None if self.within is None else _module_name(self.within)  # type: ignore[arg-type]  # the metaclass makes modules of fields
@@ -35,7 +35,7 @@ class AllowedContract(Contract):
         return ContractCheck(kept=not wrong, metadata={"wrong": wrong})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Each import that is not allowed, a line each."""
+        """Print each import that is not allowed, on a line of its own."""
         for importer, imported in check.metadata["wrong"]:
             output.print_error(f"{importer} imports {imported}", bold=False)
 

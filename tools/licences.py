@@ -1,10 +1,10 @@
 """Find out the licence of every package that any lock pins, and write runtimes/licences.json: `make licences`.
 
-A package's metadata says it: as an SPDX expression, else by classifiers, else in words. pip gets the metadata alone, also
-of wheels of gigabytes. What is in the file already is not asked for again: a version's metadata doesn't change.
+The licence comes from a package's metadata: an SPDX expression, else classifiers, else plain text. pip fetches the metadata
+alone, even for wheels of gigabytes. Packages in the file are not looked up again: a version's metadata doesn't change.
 
-Metadata tells what a package's authors declare for their own work. Where it tells nothing, and where a wheel is known to
-hold libraries under stronger terms, BY_HAND tells instead.
+Metadata declares the authors' own licence. Where it has none, and where a wheel is known to contain libraries under stronger
+terms, BY_HAND applies instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runtimes.pins import pins
 from tools.locks import UV, all_pins, environments
 
 PIP: Final = "pip==26.0"
-PYTHONS: Final = ("3.11", "3.13")  # some packages have wheels for one of them only
+PYTHONS: Final = ("3.11", "3.13")  # some packages have wheels for only one of these versions
 AT_A_TIME: Final = 4
 
 BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
@@ -54,11 +54,11 @@ BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
     "torch-memory-saver": ("MIT", "from its LICENSE file"),
     "torchcodec": ("BSD-3-Clause", "from its LICENSE file"),
 }
-"""Package → its licence, and why it stands here."""
+"""Package → its licence, and the reason for the entry."""
 
 
 class Copyleft(IntEnum):
-    """What a licence asks of those who pass on works with code under it."""
+    """A licence's demands on distributors of works that contain its code."""
 
     NONE = 0
     WEAK = 1  # changes to its own files or library: MPL, LGPL, or GPL with an exception for those who link it
@@ -70,7 +70,7 @@ class NoLicenceError(Exception):
 
 
 def declared(metadata: Mapping[str, object]) -> str:
-    """The licence that a package's metadata tells, in pip's spelling of it; empty: it tells none."""
+    """The licence in a package's metadata, in pip's format; empty: the metadata has none."""
     text = str(metadata.get("license_expression") or metadata.get("license") or "").strip()
     if is_spdx(text):
         return canonicalize_license_expression(text)
@@ -81,7 +81,7 @@ def declared(metadata: Mapping[str, object]) -> str:
 
 
 def is_spdx(text: str) -> bool:
-    """Is it an SPDX expression?"""
+    """Whether the text is an SPDX expression."""
     try:
         canonicalize_license_expression(text)
     except InvalidLicenseExpression:
@@ -90,7 +90,7 @@ def is_spdx(text: str) -> bool:
 
 
 def copyleft(licence: str) -> Copyleft:
-    """Of alternatives the mildest counts, of what applies together the strictest."""
+    """The mildest of alternatives (OR), the strictest of licences that apply together (AND)."""
     if not is_spdx(licence):
         return _copyleft_of_name(licence)
     return _parse_alternatives(re.findall(r"[()]|[^\s()]+", licence))
@@ -132,7 +132,7 @@ def _copyleft_of_name(name: str) -> Copyleft:
 
 
 def metadata_of(pin: str) -> Mapping[str, object]:
-    """What pip finds in the package's metadata. Raises NoLicenceError where it finds no wheel."""
+    """A package's metadata, by pip. Raises NoLicenceError where pip finds no wheel."""
     fixed = ("--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--no-cache-dir", "--only-binary=:all:")
     lines: list[str] = []
     for python in PYTHONS:
@@ -154,7 +154,7 @@ def metadata_of(pin: str) -> Mapping[str, object]:
 
 
 def licence_of(pin: str) -> str:
-    """Its licence, as told by hand or by its metadata. Raises NoLicenceError."""
+    """The licence of a pinned package, from BY_HAND or its metadata. Raises NoLicenceError."""
     by_hand = BY_HAND.get(pin.partition("==")[0])
     if found := by_hand[0] if by_hand is not None else declared(metadata_of(pin)):
         return found
@@ -164,7 +164,7 @@ def licence_of(pin: str) -> str:
 
 
 def entry(licence: str) -> Licence:
-    """As it stands in the file."""
+    """The entry of a licence in the file."""
     found: Licence = {"licence": licence}
     if strength := copyleft(licence):
         found["copyleft"] = "strong" if strength is Copyleft.STRONG else "weak"
@@ -172,7 +172,7 @@ def entry(licence: str) -> Licence:
 
 
 def update(wanted: Iterable[str]) -> None:
-    """Write the file anew: exactly what is wanted. Raises NoLicenceError, and keeps what was found."""
+    """Write the file anew with exactly these pins. Raises NoLicenceError after writing the licences found."""
     there = known()
     problems: list[str] = []
 
@@ -193,7 +193,7 @@ def update(wanted: Iterable[str]) -> None:
 
 
 def tables() -> str:
-    """The page's tables: one for each environment, and what is told by hand."""
+    """The page's tables: one for each environment, and one of BY_HAND."""
     licences = known()
     head = "| Package | Version | Licence | Copyleft |\n| --- | --- | --- | --- |"
     parts = []

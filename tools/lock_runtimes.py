@@ -1,17 +1,17 @@
 """Write the hash-pinned locks of the runtimes' environments anew: `python -m tools.lock_runtimes [--upgrade] [NAME ...]`.
 
-`make lock` keeps the versions that are pinned, as far as what is wanted allows them; `make upgrade` takes the newest.
+`make lock` keeps pinned versions where the requirements allow them; `make upgrade` takes the newest versions.
 
-A runtime's folder says what it wants, and gets what was resolved:
+A runtime's folder has the requirements, and gets the locks:
 
     requirements.in           →  requirements.lock            the same for every device
-    requirements-<device>.in  →  requirements-<device>.lock   what only this device needs besides (cpu, cuda, rocm)
-    overrides[-<device>].in      pins that win over what packages ask for; `; sys_platform == "never"` drops one
-    (torch, where wanted)     →  requirements-torch.lock      torch's own build, with what only that build needs
+    requirements-<device>.in  →  requirements-<device>.lock   further packages for one device (cpu, cuda, rocm)
+    overrides[-<device>].in      pins that override packages' own requirements; `; sys_platform == "never"` drops one
+    (torch, where wanted)     →  requirements-torch.lock      torch's build, and packages that only that build needs
 
 torch has a build for each kind of device, and an index for each kind. Its lock holds the build of the default index,
 which is the one for CUDA, and pins it with `===`: `==` would take another build that lies in a folder of wheels. For other
-devices the installer takes the same version of another build. All the rest is in the other locks, so that nothing but
+devices the installer takes the same version of another build. All other packages are in the other locks, so that only
 torch depends on the device.
 """
 
@@ -37,9 +37,9 @@ COMMON_MARKER: Final = f" ; ({ANY_MACHINE}) and sys_platform == 'linux'"
 
 
 def compiled(source: Path, pinned: str, *options: str) -> str:
-    """What uv resolves it to, for Linux on these machines and every Python from 3.11 on, keeping what is pinned.
+    """Resolve requirements with uv, for Linux on these machines and every Python from 3.11 on, keeping the versions in `pinned`.
 
-    Needs an index.
+    Needs a package index.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "pyproject.toml").write_text(f"[tool.uv]\nenvironments = [{ENVIRONMENTS}]\n", encoding="utf-8")
@@ -62,7 +62,7 @@ def split(lock: str) -> tuple[str, str]:
 
 
 def write(folder: Path, *, upgrade: bool) -> None:
-    """All locks of one runtime. What is the same for every device binds what is for one."""
+    """Write all locks of one runtime. The common lock constrains the devices' locks."""
     common: list[str] = []
     torch_lock = folder / TORCH_LOCK
     for source in sorted(folder.glob("requirements*.in"), key=lambda path: len(path.name)):
@@ -80,7 +80,7 @@ def write(folder: Path, *, upgrade: bool) -> None:
 
 
 def main() -> None:
-    """The runtimes that are named, or all that have an environment."""
+    """Lock the named runtimes, or all with an environment."""
     names = [word for word in sys.argv[1:] if word != "--upgrade"]
     for folder in sorted(path.parent for path in ROOT.glob("runtimes/*/requirements.in")):
         if not names or folder.name in names:

@@ -1,4 +1,4 @@
-"""Which environments this project locks, and which packages each of them holds."""
+"""The environments that this project locks, and the packages of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UV: Final = str(ROOT / ".venv/bin/uv")
 
 
 def environments() -> dict[str, list[Path]]:
-    """The locks of llmux itself, of what its developers need, and of each runtime."""
+    """Environment → its locks: llmux, the developers' tools, and each runtime."""
     own = {lock.stem.partition("-")[2] or "llmux": [lock] for lock in _locks_by_stem(ROOT)}
     folders = sorted({lock.parent for lock in ROOT.glob("runtimes/*/requirements*.lock")})
     return own | {folder.name: _locks_by_stem(folder) for folder in folders}
@@ -23,5 +23,5 @@ def _locks_by_stem(folder: Path) -> list[Path]:
 
 
 def all_pins() -> set[str]:
-    """What any lock pins."""
+    """The pins of all locks."""
     return {pin for locks in environments().values() for pin in pins(locks)}

@@ -1,4 +1,4 @@
-"""Draw the page that `llmux bench --ocr` shows: `python -m tools.ocr_page`, needed only where its text changes.
+"""Draw the page that `llmux bench --ocr` shows: `python -m tools.ocr_page`, needed only when its text changes.
 
 A new picture makes earlier figures incomparable.
 """
@@ -20,7 +20,7 @@ COLUMNS: Final = (0, 210, 420, 560, 700)
 
 
 def draw() -> Image.Image:
-    """Black on white, without shades: small, and the same everywhere."""
+    """Draw in black on white, without shades of grey: small, and the same everywhere."""
     image = Image.new("L", (WIDTH, HEIGHT), 255)
     pen = ImageDraw.Draw(image)
     y = MARGIN
@@ -57,7 +57,7 @@ def draw() -> Image.Image:
         write(item, 24, x=MARGIN + 34)
     y = HEIGHT - MARGIN
     write(page.FOOTER, 20)
-    return image.point(lambda shade: 255 if shade > 128 else 0, "1")  # half of the shades
+    return image.point(lambda shade: 255 if shade > 128 else 0, "1")  # the middle of the grey scale
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Write docs/terminal.md: every command as it looks, run for real on a terminal against a demo daemon.
+"""Write docs/terminal.md: the output of every command, run on a real terminal against a demo daemon.
 
 `make docs` leaves that page alone: recording takes half a minute, port 8081 and an installed llama.cpp runtime, and its
-numbers differ each time. After a change of what commands print: `python -m tools.record_terminal`.
+numbers differ each time. After a change of commands' output: `python -m tools.record_terminal`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE: Final = ROOT / "docs" / "terminal.md"
 COLUMNS, ROWS = 118, 40
 MOST_LINES: Final = 40
 ENOUGH_S: Final = 60.0
-RUNTIMES: Final = resolve(None)  # what is installed is not installed again
+RUNTIMES: Final = resolve(None)  # use the installed runtimes
 
 INTRODUCTION: Final = """\
 # Commands, as they look
@@ -38,7 +38,7 @@ Recorded against `llmux demo` by `tools/record_terminal.py`; colours and what wa
 """
 
 Step = tuple[str, Sequence[tuple[str, str]]]
-"""A command, and what is typed (second) once something (first) stands on the screen."""
+"""A command, and pairs of a text to wait for on the screen and the keys to type then."""
 
 LISTEN: Final = "timeout 4 llmux events --types decision,model &"
 
@@ -95,7 +95,7 @@ STEPS: Final[Sequence[tuple[str, Sequence[Step]]]] = (
 
 
 def run(command: str, typed: Sequence[tuple[str, str]], env: Mapping[str, str], cwd: Path) -> str:
-    """What a command wrote on a terminal of its own."""
+    """The output of a command on its own terminal."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     words = ["bash", "-c", command]
@@ -110,7 +110,7 @@ def run(command: str, typed: Sequence[tuple[str, str]], env: Mapping[str, str], 
         if select.select([master], [], [], 0.2)[0]:
             try:
                 screen += os.read(master, 65536).decode("utf-8", "replace")
-            except OSError:  # it has ended
+            except OSError:  # the command has ended
                 break
     os.close(master)
     process.wait(ENOUGH_S)
@@ -118,8 +118,8 @@ def run(command: str, typed: Sequence[tuple[str, str]], env: Mapping[str, str], 
 
 
 def shown(screen: str, instead: Mapping[str, str]) -> str:
-    """The screen's text without what was painted over, colours, secrets, and folders of this machine."""
-    screen = re.sub(r"[^\n]*\n\S*\r\x1b\[1A\x1b\[2K", "", screen.replace("\r\n", "\n"))  # a progress line is taken away
+    """The screen's text without overwritten lines, colours, secrets, and folders of this machine."""
+    screen = re.sub(r"[^\n]*\n\S*\r\x1b\[1A\x1b\[2K", "", screen.replace("\r\n", "\n"))  # remove a progress line
     for found, name in instead.items():
         screen = screen.replace(found, name)
     lines = []
@@ -132,7 +132,7 @@ def shown(screen: str, instead: Mapping[str, str]) -> str:
 
 
 def page(env: Mapping[str, str], state: Path) -> str:
-    """Run everything, and put it together."""
+    """Run all commands, and assemble the page."""
     parts = [INTRODUCTION]
     for title, steps in STEPS:
         parts.append(f"## {title}\n")
@@ -165,7 +165,7 @@ def main() -> None:
             "PATH": f"{folder}:{os.environ['PATH']}",
             "TERM": "xterm",
             "LANG": "C.UTF-8",
-            "NO_COLOR": "1",  # a bar is told from what is empty by its colour, else by nothing being there
+            "NO_COLOR": "1",  # a bar's empty part differs by colour; without colours it is blank
         }
         with (state / "daemon.log").open("wb") as log:
             daemon = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""The files of a release, for a person to look at and to publish: `make release`.
+"""Make the files of a release, which a person checks and publishes: `make release`.
 
-    dist/llmux-VERSION/    the wheel, the lock of what it needs, install.sh, CHANGELOG.md of this version, SHA256SUMS of all
+    dist/llmux-VERSION/    the wheel, the lock of its dependencies, install.sh, CHANGELOG.md of this version, SHA256SUMS of all
 
-Nothing is uploaded and no tag is made. The wheel has the time of the last commit in it, so that a commit always gives the
+Nothing is uploaded and no tag is made. The wheel's timestamps are the last commit's, so that a commit always gives the
 same bytes.
 """
 
@@ -24,7 +24,7 @@ SUMS: Final = "SHA256SUMS"
 
 
 def notes(changelog: str, version: str) -> str:
-    """What a version changed. Raises LookupError where its heading is missing."""
+    """The changes of a version. Raises LookupError where its heading is missing."""
     found = re.search(rf"^## {re.escape(version)}\b.*?(?=^## |\Z)", changelog, re.DOTALL | re.MULTILINE)
     if found is None:
         raise LookupError(f"CHANGELOG.md has no heading '## {version}'")
@@ -32,7 +32,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def release(dist: Path) -> Path:
-    """Make the folder of this version's files below `dist`, anew."""
+    """Make a new folder of this version's files below `dist`; returns it."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     changed = notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     folder = dist / f"llmux-{version}"
@@ -42,7 +42,7 @@ def release(dist: Path) -> Path:
     build = [UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable]
     env = {"SOURCE_DATE_EPOCH": time.stdout.strip() or "0"}
     subprocess.run([*build, "--out-dir", str(folder), str(ROOT)], env=os.environ | env, check=True)
-    (folder / ".gitignore").unlink(missing_ok=True)  # uv's
+    (folder / ".gitignore").unlink(missing_ok=True)  # written by uv
     (folder / "CHANGELOG.md").write_text(changed, encoding="utf-8")
     shutil.copy(ROOT / "requirements.lock", folder)
     shutil.copy(ROOT / "deploy" / "release" / "install.sh", folder)

@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: each fault and each attack with its tests, and what those measured last."""
+"""The tables of docs/reliability.md: each fault and each attack with its tests and their latest measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = tuple[str, ...]
 
 
 def faults() -> list[Row]:
-    """Promise, mechanism, tests, last figures."""
+    """Rows of promise, mechanism, tests and latest figures."""
     return [
         (f"{fault.number}. {fault.what}", fault.promise, fault.mechanism, _links(tests_of(fault)), _figures_text(fault))
         for fault in TABLE
@@ -31,19 +31,19 @@ def faults() -> list[Row]:
 
 
 def soak() -> str:
-    """What the soak measured last."""
+    """The latest measurements of the soak test."""
     found = measured("tests/faults/test_soak.py")
     return "\n".join(f"- {words(name)}: {shown(name, value)}" for name, value in found.items()) or "Not run yet."
 
 
 def measured_on() -> str:
-    """When and where the figures come from."""
+    """The date and machine of the figures."""
     kept = _recorded_figures()
     return f"Measured on {kept['date']}, {kept['machine']}, with other programs running beside." if kept else ""
 
 
 def attacks() -> list[Row]:
-    """What somebody may try, and the tests that do; empty as long as nobody wrote the table down."""
+    """Rows of an attack and its tests; empty while the table is missing."""
     if not (ROOT / f"{ATTACKS.replace('.', '/')}.py").exists():
         return []
     table: Mapping[str, Iterable[str]] = importlib.import_module(ATTACKS).TABLE
@@ -51,12 +51,12 @@ def attacks() -> list[Row]:
 
 
 def tests_of(fault: Fault) -> tuple[str, ...]:
-    """Those that its number names, and those that it names."""
+    """The tests whose class has the fault's number, and the tests that the fault names."""
     return (*sorted(test for number, test in _numbered_tests() if number == fault.number), *fault.also)
 
 
 def is_there(test: str) -> bool:
-    """A file, a class or function in it, or a method: path, path::name or path::Class::name."""
+    """Whether the test exists: a file, a class or function, or a method: path, path::name or path::Class::name."""
     path, *names = test.split("::")
     body: list[ast.stmt] = ast.parse((ROOT / path).read_text(encoding="utf-8")).body if (ROOT / path).exists() else []
     if not body:
@@ -75,7 +75,7 @@ def is_there(test: str) -> bool:
 
 @cache
 def _numbered_tests() -> tuple[tuple[int, str], ...]:
-    """Every class of the fault tests that has a fault's number."""
+    """Number and test id of every class with a fault's number."""
     return tuple(
         (int(match[1]), f"{path.relative_to(ROOT).as_posix()}::{node.name}")
         for path in sorted((ROOT / "tests" / "faults").rglob("test_*.py"))
@@ -91,7 +91,7 @@ def _recorded_figures() -> Mapping[str, object]:
 
 
 def measured(test: str) -> dict[str, object]:
-    """What the test, or all below a class or file, measured; of a number that several told, the greatest."""
+    """The figures of a test, or of all tests in a class or file; of a number from several tests, the maximum."""
     tests = _recorded_figures().get("tests", {})
     assert isinstance(tests, dict)
     found: dict[str, object] = {}

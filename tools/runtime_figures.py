@@ -1,4 +1,4 @@
-"""The table of what each runtime takes, from what `make runtime-figures` measured (tests/runtimes.json)."""
+"""The table of each runtime's costs, from the measurements of `make runtime-figures` (tests/runtimes.json)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Row = Sequence[str]
 
 
 def measured() -> Mapping[str, Any]:
-    """What was measured, when, and on which machine."""
+    """The measurements, with their date and machine."""
     found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
 def rows(registry: Registry, found: Mapping[str, Any]) -> Iterator[Row]:
-    """One of each model, or of each runtime that has none here, which says why."""
+    """A row for each model; for a runtime without one, a row with the reason."""
     for name in registry.names():
         runtime = found["runtimes"].get(name, {"tests": [], "models": {}, "why": NOT_YET})
         environment = [_number_text(runtime, "mib"), _number_text(runtime, "install_s")]
@@ -60,7 +60,7 @@ def _number_text(figures: Mapping[str, Any], key: str) -> str:
 
 
 def _endpoints_text(paths: Sequence[str]) -> str:
-    """Those of OpenAI's API first, some of them, and how many more."""
+    """Some endpoints, OpenAI's first, and the number of further ones."""
     ordered = sorted(set(paths), key=lambda path: (not path.startswith("/v1/"), path))
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
     return ", ".join(f"`{path}`" for path in ordered[:SHOWN]) + more

@@ -1,6 +1,6 @@
 """Measure every runtime that is installed for `cuda` on this machine's GPU, and write docs/gpu-results.md: `make bench-gpu`.
 
-A subject that fails leaves the others running, and figures are kept as soon as they are taken: a run may be cut short.
+A failed subject doesn't stop the others, and each subject's figures are written at once: a run may be cut short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support import daemon as daemons
 
 
 def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int) -> page.Figures:
-    """The figures of one subject. Raises AssertionError where it doesn't load, answer or give its memory back."""
+    """The figures of one subject. Raises AssertionError where the subject doesn't load, answer or free its memory."""
     subject = subjects.SUBJECTS[name]
     model = subject.config(card.id)
     config = {
@@ -61,7 +61,7 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
 def measure(
     card: Card, names: Iterable[str], runtimes: Path, *, swaps: int, file: Path, echo: Callable[[str], None]
 ) -> list[str]:
-    """Add the figures of these subjects to the file, one after the other; the names of those that failed."""
+    """Add the figures of these subjects to the file, one after the other; returns the names of failed subjects."""
     failed = []
     with subjects.written_by(runtimes), tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -72,7 +72,7 @@ def measure(
                     echo(f"{name}: left out: {reason}")
                     continue
                 figures = measured(card, name, place, runtimes, swaps=swaps)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others are measured
+            except Exception as error:  # noqa: BLE001  # after any failure the other subjects are still measured
                 failed.append(name)
                 echo(f"{name}: failed: {type(error).__name__}: {error}")
                 log = place / "daemon.log"
@@ -85,7 +85,7 @@ def measure(
 
 
 def main() -> int:
-    """Tell of each subject, and why one is left out; 1 without a GPU, or where one failed."""
+    """Report each subject, and the reason where one is left out; returns 1 without a GPU, or where a subject failed."""
     flags = argparse.ArgumentParser(prog="bench.gpu", description="Measure the runtimes on this machine's NVIDIA GPU.")
     flags.add_argument("--only", nargs="+", choices=subjects.SUBJECTS, default=list(subjects.SUBJECTS))
     flags.add_argument("--swaps", type=int, choices=range(2, 1001), metavar="2-1000", default=100)

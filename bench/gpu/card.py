@@ -1,4 +1,4 @@
-"""One NVIDIA GPU as its driver sees it, read past the daemon."""
+"""One NVIDIA GPU, read through its driver without the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The first GPU that can be used. `nvml` is the driver's module."""
+    """The first usable GPU. `nvml` is the driver's module."""
 
     found: DeviceFound
     driver: str
@@ -21,25 +21,25 @@ class Card:
 
     @property
     def id(self) -> str:
-        """What llmux calls it."""
+        """The GPU's id in llmux."""
         return f"gpu{self.found.index}"
 
     @property
     def title(self) -> str:
-        """For people: its name, its memory, its driver."""
+        """The GPU's name, memory and driver, for people."""
         return f"{self.found.name}, {self.found.total_mib} MiB, driver {self.driver}"
 
     def free_mib(self) -> int:
-        """What nobody has."""
+        """The free memory, in MiB."""
         return int(self.nvml.nvmlDeviceGetMemoryInfo(self.found.handle).free) // MIB
 
     def pids(self) -> set[int]:
-        """Processes with a context on it."""
+        """The processes with a context on the GPU."""
         return {process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.found.handle)}
 
 
 def first() -> Card | str:
-    """The first GPU, or why there is none."""
+    """The first GPU, or the reason why there is none."""
     try:
         session = NvmlSession()
         usable = [gpu for gpu in session.find() if not gpu.unusable]

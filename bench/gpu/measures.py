@@ -1,4 +1,4 @@
-"""What is measured of a model on a GPU, each by a function that drives a real daemon and reads the card past it."""
+"""The measurements of a model on a GPU: each function drives a real daemon and reads the card without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD_S = 600.0
 BACK_S = 60.0
 SETTLED_S = 1.0
 LOG_LINES = 15
-LOOSE_MIB = 64  # the driver's own use may change by that much
+LOOSE_MIB = 64  # the driver's own use of memory may vary by this
 
 TAKE = """
 import ctypes, sys
@@ -47,15 +47,15 @@ assert mib > 0, "nothing is free"
 print("taken", mib, flush=True)
 sys.stdin.read()
 """
-"""Takes so many MiB of the first GPU it sees, until its input ends. Where less is free, it leaves 256 MiB.
+"""A program that takes so many MiB of the first GPU, until its input ends. Where less is free, it leaves 256 MiB.
 
-Its own context takes hundreds of MiB, and others take memory meanwhile, so it asks for less until it gets it.
+Its own context takes hundreds of MiB, and other processes take memory meanwhile, so it asks for less until it succeeds.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """MiB: what was foretold, and what the card lost by the load."""
+    """MiB: the estimate, and the card's memory that the load took."""
 
     estimate_mib: int
     taken_mib: int
@@ -63,7 +63,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one streamed answer. `tokens_per_s` counts from the first event to the last."""
+    """The speed of one streamed answer. `tokens_per_s` counts from the first event to the last."""
 
     first_s: float
     tokens_per_s: float
@@ -71,7 +71,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Swaps:
-    """Seconds of the median swap from one model to the other, and what the card lost from the first to the last."""
+    """The median seconds of a swap from one model to the other, and the card's free memory lost from the first to the last."""
 
     count: int
     median_s: float
@@ -80,23 +80,25 @@ class Swaps:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What became of a load beside another process: whether that came during the load, and what the daemon says of a failure."""
+    """The result of a load beside another process: whether that process came during the load, and the daemon's failure message."""
 
     during: bool
     failure: str | None
 
 
 def load(daemon: Daemon, model: str) -> float:
-    """Seconds until it is ready. Raises AssertionError with what the daemon says where it fails."""
+    """Load a model; the seconds until it is ready. Raises AssertionError with the daemon's message where the load fails."""
     began = time.monotonic()
     with daemon.client() as client:
-        response = client.post(f"/v1/admin/models/{model}/load", timeout=LOAD_S)  # it answers when it is ready
+        response = client.post(
+            f"/v1/admin/models/{model}/load", timeout=LOAD_S
+        )  # the response comes when the model is ready
     assert response.is_success, response.text
     return time.monotonic() - began
 
 
 def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
-    """Load it while another process comes and takes memory."""
+    """Load a model while another process starts and takes memory."""
     with ThreadPoolExecutor(1) as threads:
         loading = threads.submit(load, daemon, model)
         wait_until(lambda: loading.done() or daemon.model(model)["state"] == "starting", what=f"{model} starts")
@@ -110,7 +112,7 @@ def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
 
 
 def settled(card: Card) -> int:
-    """MiB that are free, once they have stayed the same for a second: memory comes back a while after its process has ended."""
+    """The free MiB, once unchanged for a second: memory is freed a while after its process has ended."""
     began = since = time.monotonic()
     free_mib = card.free_mib()
     while (now := time.monotonic()) - since < SETTLED_S and now - began < BACK_S:
@@ -121,12 +123,12 @@ def settled(card: Card) -> int:
 
 
 def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footprint:
-    """Of a loaded model; `before_mib` was free before it."""
+    """The footprint of a loaded model; `before_mib` was free before the load."""
     return Footprint(daemon.model(model)["memory"]["estimate"]["mib"], before_mib - settled(card))
 
 
 def answered(daemon: Daemon, subject: Subject, model: str) -> None:
-    """One request. Raises AssertionError if it isn't answered."""
+    """Send one request. Raises AssertionError if it fails."""
     arguments = dict(subject.request())
     field = "json" if "json" in arguments else "data"
     arguments[field] = {**arguments[field], "model": model}
@@ -136,7 +138,7 @@ def answered(daemon: Daemon, subject: Subject, model: str) -> None:
 
 
 def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
-    """Of a chat's stream; None where the subject doesn't chat. Raises AssertionError if the stream has no answer."""
+    """The speed of a chat's stream; None for a subject without chat. Raises AssertionError if the stream has no answer."""
     if subject.path != CHAT:
         return None
     body = {**subject.request()["json"], "model": model, "stream": True, "stream_options": {"include_usage": True}}
@@ -154,7 +156,7 @@ def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
 
 
 def kill(daemon: Daemon, card: Card, model: str, before_mib: int) -> float:
-    """Seconds from the kill of its worker until the card has what was free before it."""
+    """Kill the model's worker; the seconds until the card has `before_mib` free again."""
     pid = daemon.model(model)["worker"]["pid"]
     os.kill(pid, signal.SIGKILL)
     took_s = back(card, before_mib)
@@ -163,15 +165,15 @@ def kill(daemon: Daemon, card: Card, model: str, before_mib: int) -> float:
 
 
 def back(card: Card, before_mib: int, *, limit_s: float = BACK_S) -> float:
-    """Seconds until so much is free again. Raises AssertionError if it never is."""
+    """The seconds until so much is free again. Raises AssertionError after `limit_s`."""
     began = time.monotonic()
     wait_until(lambda: card.free_mib() >= before_mib - LOOSE_MIB, limit_s, f"{before_mib} MiB are free again")
     return time.monotonic() - began
 
 
 def swaps(daemon: Daemon, card: Card, subject: Subject, models: Sequence[str], count: int) -> Swaps:
-    """Ask the models in turn, of which only one may be loaded."""
-    for model in models:  # both have been loaded once
+    """Send requests to the models in turn, while only one may be loaded."""
+    for model in models:  # load each model once before the measurement
         answered(daemon, subject, model)
     before_mib, seconds = settled(card), []
     for turn in range(count):
@@ -183,7 +185,7 @@ def swaps(daemon: Daemon, card: Card, subject: Subject, models: Sequence[str], c
 
 
 class Outsider:
-    """A process that isn't llmux's and takes memory of the card, `mib` at most. `argv` of another one takes no argument."""
+    """A process outside llmux that takes memory of the card, `mib` at most. `argv`: another program, started without `mib`."""
 
     def __init__(self, mib: int, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self._argv = list(argv) or [sys.executable, "-c", TAKE, str(mib)]
@@ -199,7 +201,7 @@ class Outsider:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     def __exit__(self, *_error: object) -> None:
@@ -208,7 +210,7 @@ class Outsider:
 
 
 def contexts(daemon: Daemon, card: Card) -> list[str]:
-    """The supervisor's own processes that use the card, or could: there should be none."""
+    """The supervisor's own processes that use the card, or have its driver open: there should be none."""
     assert daemon.process is not None
     own = psutil.Process(daemon.process.pid)
     used = card.pids()

@@ -1,6 +1,6 @@
-"""The figures that were taken, in bench/gpu/figures.json, and the table that docs/gpu-results.md shows of them.
+"""The measured figures, in bench/gpu/figures.json, and their table in docs/gpu-results.md.
 
-A run replaces what an earlier one on the same card found of the same subject.
+A run replaces an earlier run's figures of the same card and subject.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one subject on one card. None: it has no such figure."""
+    """The figures of one subject on one card. None: the subject has no such figure."""
 
     card: str
     subject: str
@@ -46,7 +46,7 @@ class Figures:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """As the table has it."""
+        """The row of the table."""
         return (
             f"`{self.subject}`",
             self.date,
@@ -69,7 +69,7 @@ def read(file: Path = FILE) -> tuple[Figures, ...]:
 
 
 def merged(old: Sequence[Figures], new: Sequence[Figures]) -> tuple[Figures, ...]:
-    """The new ones, and the old ones that they don't replace, by card and subject."""
+    """The new figures, and the old ones of other subjects or cards, sorted by card and subject."""
     found: Mapping[tuple[str, str], Figures] = {(one.card, one.subject): one for one in (*old, *new)}
     return tuple(found[key] for key in sorted(found))
 

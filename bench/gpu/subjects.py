@@ -1,8 +1,8 @@
-"""The models of each runtime that are tried on a GPU: tiny ones, generated, except one that comes in a package.
+"""The models of each runtime for tests on a GPU: tiny generated ones, except one from a package.
 
-What a subject needs beside a GPU is its runtime's environment for `cuda`, or its program; without it the subject is left out,
-with the reason that its adapter gives. Models are written by these same environments. Servers of other projects, and models
-that only a GPU can write, are named by variables: LLMUX_TEST_COMFYUI and LLMUX_TEST_TABBYAPI (checkouts with their
+Beside a GPU, a subject needs its runtime's environment for `cuda`, or its program; without that the subject is left out,
+with the adapter's reason. The same environments write the models. Variables name servers of other projects, and models that
+only a GPU can write: LLMUX_TEST_COMFYUI and LLMUX_TEST_TABBYAPI (checkouts with their
 environments), LLMUX_TEST_WHISPER_SERVER (the program) and LLMUX_TEST_EXL3 (a model's folder).
 """
 
@@ -33,7 +33,7 @@ from tests.support.made_once import generated
 
 LIMITS: Final = {
     "max_loaded": dict.fromkeys(get_args(ModelType), 1),  # so that models take turns
-    "crash_limit": 2,  # one is killed on purpose
+    "crash_limit": 2,  # a measurement kills one worker on purpose
 }
 CHAT: Final = "/v1/chat/completions"
 HELLO: Final = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
@@ -45,9 +45,9 @@ Body = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model. `model` makes its files and returns their place; `request` is one that it answers, at `path`.
+    """A model to measure. `model` writes its files and returns their path; the model answers `request` at `path`.
 
-    `found` are keys that depend on the machine; it raises ModelUnusableError. `swaps`: fewer where an answer takes long.
+    `found` returns keys that depend on the machine, or raises ModelUnusableError. `swaps`: fewer for slow answers.
     """
 
     runtime: str
@@ -59,7 +59,7 @@ class Subject:
     swaps: int = 100
 
     def config(self, card: str) -> dict[str, object]:
-        """Its configuration. Writes its files. Raises ModelUnusableError where a variable isn't set."""
+        """Write the files and return the model's configuration. Raises ModelUnusableError where a variable isn't set."""
         keys = {"runtime": self.runtime, "devices": [card], **self.keys, **self.found()}
         return keys if self.model is None else {"path": str(self.model()), **keys}
 
@@ -75,7 +75,7 @@ def _language_model(kind: str = "qwen3", **options: Any) -> Callable[[], Path]:
 
 
 def _sound_request() -> Mapping[str, Any]:
-    """Three seconds that no environment is needed for. What these models hear makes no difference to what they write."""
+    """Three seconds of sound, made without any environment. The content doesn't matter to these random models."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setnchannels(1)
@@ -101,7 +101,7 @@ def _minilm_model() -> Path:
 
 
 def _tgi_keys() -> Mapping[str, object]:
-    """It takes a share of its GPU, so the share is as large as what is said of it."""
+    """TGI takes a share of its GPU, so choose the share of `vram_mib`."""
     card = cards.first()
     if isinstance(card, str):
         raise ModelUnusableError(card)
@@ -117,12 +117,12 @@ def _tabbyapi_keys() -> Mapping[str, object]:
 
 
 def _whisper_server_keys() -> Mapping[str, object]:
-    program = os.environ.get("LLMUX_TEST_WHISPER_SERVER")  # otherwise the one on PATH
+    program = os.environ.get("LLMUX_TEST_WHISPER_SERVER")  # else the adapter looks on PATH
     return {"binary": program} if program else {}
 
 
 def _comfyui_keys() -> Mapping[str, object]:
-    """A workflow without a checkpoint: ComfyUI knows none that is tiny."""
+    """A workflow without a checkpoint, since ComfyUI has no tiny one."""
     folder = _value_of("LLMUX_TEST_COMFYUI", "checkout of ComfyUI")
     flow = {
         "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255}},
@@ -136,7 +136,7 @@ def _comfyui_keys() -> Mapping[str, object]:
 
 
 def _speech_model() -> Path:
-    """A random Chatterbox of full size, for it has no other: a GiB."""
+    """A random Chatterbox of 1 GiB, since no smaller size exists."""
     return generated("chatterbox", "write_chatterbox", "chatterbox", small=False)
 
 
@@ -180,7 +180,7 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
         path="/v1/audio/speech",
         request=lambda: {"json": _SPEECH},
         found=_voices_keys,
-        swaps=10,  # random weights find no end, so each answer is as long as one may be
+        swaps=10,  # with random weights each answer has the maximum length
     ),
     "embeddings": Subject("embeddings", _minilm_model, path="/v1/embeddings", request=_texts_request),
     "embeddings-clip": Subject(
@@ -189,18 +189,18 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
     "diffusers": Subject("diffusers", tiny_pictures.model, path="/v1/images/generations", request=_picture_request),
     "comfyui": Subject("comfyui", None, path="/v1/images/generations", request=_picture_request, found=_comfyui_keys),
 }
-"""By name: its runtime, and after a hyphen what is special about it. vLLM has no bitsandbytes any more, so it has no bnb4."""
+"""Named by runtime and, after a hyphen, a special feature. vLLM has dropped bitsandbytes, so there is no vllm-bnb4."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "command": "anybody's program",
     "openai_remote": "others run its models",
     "claude_cli": "others run its models",
 }
-"""Runtimes without a subject here, and why."""
+"""Runtime without a subject here → the reason."""
 
 
 def missing(name: str, card: str, runtimes_dir: Path) -> str | None:
-    """What this machine lacks for it; None: nothing. Writes its files where they can be written."""
+    """The thing that this machine lacks for a subject; None: nothing. Writes the subject's files where possible."""
     subject = SUBJECTS[name]
     adapter = REGISTRY.get(subject.runtime)
     device = DeviceAssignment(card, CUDA, 0)
@@ -223,7 +223,7 @@ def missing(name: str, card: str, runtimes_dir: Path) -> str | None:
 
 @contextlib.contextmanager
 def written_by(runtimes_dir: Path) -> Iterator[None]:
-    """Models are written by the environments in this folder, and none is installed for that."""
+    """Write models with the environments in this folder, and install none for that."""
 
     def there(name: str) -> Path:
         if not (runtimes_dir / name / "bin" / "python").exists():

@@ -1,7 +1,7 @@
-"""Run the races that users of llama.cpp's router and LM Studio report against that router and against llmux, and what both cost.
+"""Run races that users of llama.cpp's router and LM Studio have reported, against that router and llmux; compare the costs.
 
-Both start the same llama-server and the same tiny models, so what differs is theirs. It is `--llama-server`, else the one on
-PATH, else the one that `python -m tests.support.build_llama_server` has built.
+Both start the same llama-server with the same tiny models, so differences are their own. It is `--llama-server`, else the one
+on PATH, else the one that `python -m tests.support.build_llama_server` has built.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support import build_llama_server
 
 
 async def raced(program: Path, folder: Path, rounds: int, only: list[str]) -> page.Outcomes:
-    """Every race has a server of its own in each round; the two take turns."""
+    """Run every race with a new server in each round; the two programs take turns."""
     outcomes: page.Outcomes = defaultdict(lambda: defaultdict(list))
     for _ in range(rounds):
         for race in RACES:

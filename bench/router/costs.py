@@ -1,4 +1,4 @@
-"""What the two cost beside their workers: memory, CPU, and the waits of a load and of a swap. Two models fit, there are three."""
+"""The costs of both programs beside their workers: memory, CPU, and the waits for a load and a swap. Two of three models fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _checked_good(answer: Answer) -> Answer:
 
 
 async def once(server: Server, samples: Samples) -> None:
-    """What a server that was just started shows."""
+    """The measures of a freshly started server."""
     samples["CPU of a start, s"][server.name].append(server.cpu_ns() / 1e9)
     samples["memory at rest, MiB"][server.name].append(server.own_mib())
     samples["first event of a model that isn't loaded, s"][server.name].append(
@@ -34,7 +34,7 @@ async def once(server: Server, samples: Samples) -> None:
 
 
 async def _warm_latencies(server: Server, connections: int) -> list[float]:
-    """Seconds of each request. One that failed is sent again, as OpenAI's own clients do: see `races.kept`."""
+    """Seconds of each request. A failed request is repeated, as by OpenAI's own clients: see `races.kept`."""
 
     async def repeat() -> list[float]:
         seconds = []
@@ -71,7 +71,7 @@ async def in_turn(server: Server, samples: Samples) -> None:
 
 
 async def measured(program: Path, folder: Path, rounds: int) -> Samples:
-    """Each round starts both, which then take turns."""
+    """Start both programs in each round, and let them take turns."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for _ in range(rounds):
         servers = [running(name, program, folder, 2) for name in COMMANDS]

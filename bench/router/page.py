@@ -20,7 +20,7 @@ Outcomes = dict[Race, dict[str, list[Outcome]]]  # race → server → one a rou
 
 
 def cell(race: Race, outcomes: list[Outcome]) -> str:
-    """Good answers of all, workers at once, and the median of the rounds' longest waits; in bold what isn't as it should be."""
+    """Good answers of all, workers at once, and the median of the rounds' longest waits; failures are bold."""
     kinds = Counter(answer.kind for outcome in outcomes for answer in outcome.answers)
     bad = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind != "good")
     good = f"{kinds['good']} of {kinds.total()}"
@@ -60,7 +60,7 @@ def table(outcomes: Outcomes, samples: Samples) -> list[str]:
 
 
 def losses(outcomes: Outcomes, samples: Samples) -> str:
-    """A sentence on what llmux needs clearly more of."""
+    """A sentence on the costs in which llmux is clearly worse."""
     medians = {what: statistics.median(values) for what, values in ratios(outcomes, samples).items()}
     worse = sorted((what for what in medians if medians[what] > LOSS), key=medians.__getitem__, reverse=True)
     listed = "; ".join(f"{what} ({digits(medians[what])} times)" for what in worse)
@@ -68,7 +68,7 @@ def losses(outcomes: Outcomes, samples: Samples) -> str:
 
 
 def write(outcomes: Outcomes, samples: Samples, version: str, rounds: int, busy: float) -> None:
-    """Into the page, between its marks, and the plot beside it."""
+    """Write the tables into the page, between its marks, and the plot beside the page."""
     rows = [(what, values, 1.0) for what, values in ratios(outcomes, samples).items()]
     text = [
         f"{report.about(rounds, busy)} llama-server {version}.",

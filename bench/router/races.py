@@ -1,7 +1,7 @@
 """Races that users of llama.cpp's router and of LM Studio have reported, as requests to either server.
 
-Each function asks a server that was just started, with nothing loaded, and returns the answers. An answer counts as good if it
-is what a user may expect: whole and by the model that was asked, or an error where nothing else is possible.
+Each function sends requests to a freshly started server without loaded models, and returns the answers. A good answer is one
+that a user may expect: complete and by the requested model, or an error where nothing else is possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTLIVED_S: Final = 10.0
 
 
 async def started_stream(server: Server, model: str) -> asyncio.Task[Answer]:
-    """A long answer of which the first event has come."""
+    """The task of a long streamed answer, once its first event has come."""
     begun = asyncio.Event()
     stream = asyncio.create_task(server.ask(model, LONG, begun))
     waiting = asyncio.create_task(begun.wait())
@@ -34,7 +34,7 @@ async def started_stream(server: Server, model: str) -> asyncio.Task[Answer]:
 
 
 def expected(answer: Answer, kind: Kind) -> Answer:
-    """Good, if it is of this kind."""
+    """A good answer, if `answer` is of this kind; else a wrong one."""
     return Answer("good" if answer.kind == kind else "wrong", answer.seconds)
 
 
@@ -126,7 +126,7 @@ def _signal_workers(server: Server, number: signal.Signals) -> None:
 
 
 async def _kill_server(server: Server) -> Answer:
-    """Good, if no worker outlives its killed server by `OUTLIVED_S`."""
+    """Kill the server; a good answer, if no worker outlives it by `OUTLIVED_S`."""
     server.root.kill()
     server.root.wait()
     ended_s = await server.until_ended(OUTLIVED_S)
@@ -135,7 +135,7 @@ async def _kill_server(server: Server) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """`limit` models fit; no more than `most` workers may be there at once."""
+    """`limit` models fit; at most `most` workers may run at once."""
 
     what: str
     run: Callable[[Server], Awaitable[list[Answer]]]
@@ -167,7 +167,7 @@ RACES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run of a race. `most` workers were there at once."""
+    """One run of a race. At most `most` workers ran at once."""
 
     answers: tuple[Answer, ...]
     most: int
@@ -178,7 +178,7 @@ class Outcome:
 
 
 async def ran(race: Race, server: Server) -> Outcome:
-    """The race, and a count of the workers each 5 ms."""
+    """Run the race, and count the workers each 5 ms."""
     most = 0
 
     async def watch() -> None:

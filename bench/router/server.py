@@ -1,7 +1,7 @@
-"""llama.cpp's router and llmux as one kind of thing: both speak OpenAI's API and the paths /models/load and /models/unload.
+"""llama.cpp's router and llmux with one interface: both serve OpenAI's API and the paths /models/load and /models/unload.
 
-Both start the same llama-server with the same options for a model. The router limits how many models are loaded, llmux how
-much memory they take: here each model is given 1000 MiB, and llmux so many times 1000 MiB.
+Both start the same llama-server with the same options for a model. The router limits the number of loaded models, llmux
+their memory: here each model has 1000 MiB, and llmux gets 1000 MiB for each model of the limit.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ Kind = Literal["good", "wrong", "error", "hung", "left"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`good`: all of it, by the model that was asked; `wrong`: whole, but not that.
+    """Kinds: `good`: complete and by the requested model; `wrong`: complete, but otherwise.
 
-    `hung`: not there after `HUNG_S`. `left`: no answer, but a worker that its server should have taken along.
+    `hung`: incomplete after `HUNG_S`. `left`: no answer, but a worker that survived its server.
     """
 
     kind: Kind
     seconds: float
     first_s: float = 0.0
-    """To the first event of a stream."""
+    """Seconds to the first event of a stream."""
     events: int = 0
 
 
 def write_models(folder: Path) -> None:
-    """Three models that say their names, and one whose file was cut."""
+    """Write three models that answer with their names, and one with a truncated file."""
     for seed, name in enumerate(MODELS):
         tiny.write(folder / f"{name}.gguf", tiny.Tiny(name=name, seed=seed, answer=says(name), size_mib=SIZE_MIB))
     (folder / f"{BROKEN}.gguf").write_bytes((folder / f"{MODELS[0]}.gguf").read_bytes()[: 1 << 20])
@@ -70,7 +70,7 @@ def says(model: str) -> str:
 
 
 def router_command(program: Path, folder: Path, port: int, limit: int) -> list[str]:
-    """llama-server without a model, with the options for its workers that llmux gives to its own."""
+    """llama-server as a router, with the same options for its workers as llmux's workers get."""
     argv = [str(program), "--models-dir", str(folder / "models"), "--models-max", str(limit), "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--threads", "1", "--ctx-size", "8192", "--parallel", str(SLOTS)]
     return [*argv, "--n-gpu-layers", "0", "--kv-unified", "--cache-ram", "0"]
@@ -89,7 +89,7 @@ COMMANDS: Final[dict[str, Callable[[Path, Path, int, int], list[str]]]] = {ROUTE
 
 
 class Server(Target):
-    """One of the two, running. `models` is a folder that no other server has."""
+    """A running router or llmux. `models`: this server's own folder."""
 
     def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], models: Path) -> None:
         super().__init__(name, port, process)
@@ -101,7 +101,7 @@ class Server(Target):
         )
 
     def workers(self) -> dict[int, str]:
-        """The model of each llama-server that this server has started and that has not ended."""
+        """The process id and model of each running llama-server of this server."""
         found = {}
         for entry in os.scandir("/proc"):
             if entry.name.isdigit() and int(entry.name) > self.root.pid:
@@ -113,7 +113,7 @@ class Server(Target):
         return found
 
     async def until_ended(self, limit_s: float) -> float | None:
-        """Seconds until no worker is left; None if one is after `limit_s`."""
+        """Seconds until all workers have ended; None if one still runs after `limit_s`."""
         began = time.monotonic()
         while self.workers():
             if time.monotonic() - began > limit_s:
@@ -122,7 +122,7 @@ class Server(Target):
         return time.monotonic() - began
 
     def own_mib(self) -> float:
-        """Memory of everything but the workers, each shared page divided among those who have it."""
+        """The memory of all processes but the workers, in MiB; a shared page is divided among its processes."""
         pids, workers = [self.root.pid], self.workers()
         for pid in pids:
             for task in Path(f"/proc/{pid}/task").iterdir():
@@ -133,7 +133,7 @@ class Server(Target):
         )
 
     async def ask(self, model: str, tokens: int = 8, started: asyncio.Event | None = None) -> Answer:
-        """A stream of so many tokens. `started` is set at its first event. Never raises but on cancellation."""
+        """Request a stream of so many tokens. Sets `started` at its first event. Raises nothing but CancelledError."""
         body = {"model": model, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": tokens}
         body |= {"ignore_eos": True, "stream": True}
         began, first_s, events, text, finish = time.monotonic(), 0.0, 0, "", ""
@@ -171,7 +171,7 @@ class Server(Target):
         return Answer(kind, time.monotonic() - began, first_s, events)
 
     async def ask_plainly(self, model: str) -> Answer:
-        """One token, not streamed, on a connection that earlier answers left open, if any."""
+        """Request one token, not streamed, on an open connection of earlier answers, if any."""
         body = {"model": model, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1}
         began = time.monotonic()
         try:
@@ -186,7 +186,7 @@ class Server(Target):
         (await self._client.post("/models/unload", json={"model": model})).raise_for_status()
 
     async def healthy(self) -> None:
-        """Wait until it answers."""
+        """Wait until the server answers."""
         async with asyncio.timeout(60):
             while True:
                 assert self.root.poll() is None, f"{self.name} ended with {self.root.returncode}"
@@ -196,7 +196,7 @@ class Server(Target):
                 await asyncio.sleep(POLL_S)
 
     async def end(self) -> None:
-        """Stop it and whatever it left."""
+        """Stop the server and leftover workers."""
         await self._client.aclose()
         if self.root.poll() is None:
             self.stop()
@@ -207,7 +207,7 @@ class Server(Target):
 
 @asynccontextmanager
 async def running(name: str, program: Path, folder: Path, limit: int) -> AsyncIterator[Server]:
-    """Start it for the block. `folder` has the models; the server gets one of its own, with links to them."""
+    """Run a server for the block. `folder` has the models; the server gets its own folder with links to them."""
     port = free_port()
     home = folder / str(port)
     (home / "models").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`make simulate`: a day of a large machine by each policy, and small cases against the best that is possible.
+"""`make simulate`: a day of a large machine with each policy, and small cases against the optimum.
 
 Writes the tables and the plots of docs/scheduling.md. The same seeds give the same decisions; only the last column is
 measured.

@@ -1,6 +1,6 @@
-"""Small cases whose best course is known: one request after another, models of one size, so many of them fit.
+"""Small cases with a known optimum: one request after another, models of one size, room for a fixed number of them.
 
-Belady's rule, which knows the future, evicts the model that is asked for last. No policy loads less often.
+Belady's rule, which knows the future, evicts the model whose next request comes last. No policy loads less often.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.core.demand import NORMAL
 
 
 def fewest_loads(trace: Sequence[int], room: int) -> int:
-    """How often a model has to be loaded at least."""
+    """The minimum number of loads."""
     coming: dict[int, list[int]] = {}
     for index in range(len(trace) - 1, -1, -1):
         coming.setdefault(trace[index], []).append(index)
@@ -39,7 +39,7 @@ def trace(seed: int, models: int, length: int) -> list[int]:
 
 
 def loads(policy: AdmissionPolicy, trace: Sequence[int], room: int) -> int:
-    """How often the scheduler loads on one device that has room for so many."""
+    """The scheduler's number of loads on one device with room for `room` models."""
     machine = Machine(policy, models=max(trace) + 1, devices=1, mib=(DEVICE_MIB - 512) // room)
     requests = (Request(120.0 * i, model, 0, NORMAL, 1.0) for i, model in enumerate(trace))
     return machine.run(requests).loads

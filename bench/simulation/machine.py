@@ -1,4 +1,4 @@
-"""A simulated machine that carries out what a scheduler orders, and counts what came of it."""
+"""A simulated machine that carries out a scheduler's effects and counts the results."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ DEVICE_MIB = 80_000
 LOAD_MIB_PER_S = 2_000
 EXIT_S = 0.3
 PLACES = 8
-"""Requests that a worker answers at once; each is slower by so much that eight together take three times as long."""
+"""Requests that a worker answers at once; eight concurrent requests take three times as long each as a single one."""
 
 
 @dataclass
 class Outcome:
-    """What came of a run. Waits are seconds from arrival to a worker, by class."""
+    """The result of a run. `waits`: seconds from arrival to a worker, by class."""
 
     waits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     refused: int = 0
     cut: int = 0
     loads: int = 0
     loading_s: float = 0.0
-    busy_s: float = 0.0  # of workers with requests
+    busy_s: float = 0.0  # worker seconds with requests
     ended_at: float = 0.0
     decisions_us: list[float] = field(default_factory=list)
     by_tenant: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -84,7 +84,7 @@ class Machine:
             self.sample(device)
 
     def run(self, requests: Iterable[Request]) -> Outcome:
-        """Play them all and let everything end."""
+        """Simulate all requests, and an hour after the last one."""
         for request in requests:
             self._run_until(request.at)
             self._on_arrival(request)

@@ -1,4 +1,4 @@
-"""A plot as SVG: how many waited longer than so many seconds, both axes logarithmic."""
+"""A plot as SVG: the share of requests that waited longer than x seconds, both axes logarithmic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _y(share: float) -> float:
 
 
 def curves(waits: dict[str, list[float]]) -> str:
-    """`waits`, each sorted, by the name of its curve."""
+    """A curve for each entry of `waits`: name → sorted waits."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',

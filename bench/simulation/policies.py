@@ -1,4 +1,4 @@
-"""What the scheduler is compared with: simpler policies on the same core."""
+"""Simpler policies on the same core, to compare the scheduler with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from supervisor.core.admission.admission import AdmissionPolicy
 
 
 class Fifo(AdmissionPolicy):
-    """First come, first served, whoever asks: no classes, no shares, no minimum residency."""
+    """First come, first served: no classes, no shares, no minimum residency."""
 
     def next_request(self, heads):
         return min(heads, key=lambda head: head.seq)
@@ -35,7 +35,7 @@ class Fifo(AdmissionPolicy):
 
 
 class Lru(Fifo):
-    """And the least recently used goes first, whatever it costs to load it again."""
+    """Like `Fifo`, but evict the least recently used model, without regard to the cost of reloading."""
 
     def value(self, reload_s, idle_s):
         return -idle_s

@@ -21,7 +21,7 @@ class Request:
     model: int
     tenant: int
     priority: int
-    service_s: float  # with a worker for itself
+    service_s: float  # seconds alone on a worker
 
 
 def zipf(count: int, exponent: float) -> list[float]:
@@ -38,7 +38,7 @@ def day(seed: int, *, models: int, tenants: int, per_s: float, hours: float) -> 
     chance = random.Random(seed)
     of_models, of_tenants = zipf(models, 1.0), zipf(tenants, 1.0)
     names = list(range(models))
-    chance.shuffle(names)  # so that a popular model is large or small by chance
+    chance.shuffle(names)  # so that popularity doesn't depend on size
     now, burst_at = 0.0, chance.expovariate(1 / 120)
     waiting: list[Request] = []
     while now < hours * 3600:

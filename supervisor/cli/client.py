@@ -54,7 +54,9 @@ class ServerSent:
 
 def url_of(host: str, port: int) -> str:
     """The URL of a daemon that listens on this host and port, for clients on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # a daemon that binds a wildcard address answers on loopback
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(
+        host, host
+    )  # a daemon that binds a wildcard address answers on loopback
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

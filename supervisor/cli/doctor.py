@@ -128,7 +128,9 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
             Check(name, "ok", f"{path}: {count}"),
             *(Check(name, "fail", str(one), remedy) for one in missing),
         ], catalog
-    with contextlib.suppress(ConfigError):  # a mistake in another file, such as the file of keys: the rest can still be checked
+    with contextlib.suppress(
+        ConfigError
+    ):  # a mistake in another file, such as the file of keys: the rest can still be checked
         return checks, source.read(check_files=False) if source is not None else None
     return checks, None
 

@@ -163,7 +163,9 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     left = [other for other in names if other != name]
     text = path.read_text(encoding="utf-8")
     index = names.index(name)
-    without = _without_entry(text, index) + ("" if left else "  []\n")  # an empty list: a file without a list would count as damaged
+    without = _without_entry(text, index) + (
+        "" if left else "  []\n"
+    )  # an empty list: a file without a list would count as damaged
     if _replace_file(path, without, left):
         return left, True
     root = yaml.safe_load(text)

@@ -104,7 +104,9 @@ def _open_missing_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `descriptor`
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # gets the lowest free number, which is `descriptor`
             setattr(sys, name, os.fdopen(descriptor, "r+" if descriptor else "r", closefd=False))
 
 

@@ -129,7 +129,9 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
     merges = [f"{_NEWLINE} {_NEWLINE}"]
     for merge in MERGES:
         left, right = merge.split(" ")
-        if left in tokens and right in tokens and left + right not in scripted:  # else a prompt could contain a scripted token
+        if (
+            left in tokens and right in tokens and left + right not in scripted
+        ):  # else a prompt could contain a scripted token
             merges.append(merge)
             tokens[left + right] = None
     tokens |= dict.fromkeys(sorted(scripted))

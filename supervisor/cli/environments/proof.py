@@ -166,7 +166,9 @@ class _Proof:
         needed: Mapping[str, str] = {}
         measured = self.ask(self._gpus.sampler, gpu, name, variables)
         others = [one for one in self._gpus.devices if one.pci == measured.pci]
-        if measured.pci is not None and measured.pci != gpu.pci and others:  # the program used another GPU: measure that one
+        if (
+            measured.pci is not None and measured.pci != gpu.pci and others
+        ):  # the program used another GPU: measure that one
             measured = self.ask(self._gpus.sampler, others[0], name, variables)
         if measured.text != expected and name.startswith("Vulkan"):
             self._echo(f"{name} answers {measured.text!r}; once more, without 16-bit floats")

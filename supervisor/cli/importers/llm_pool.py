@@ -342,7 +342,9 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
         else:
             draft.lose(at, "openai_remote has no such key", model=name)
     if values.get("remote_api_kind") in (None, "chat_completions"):
-        model["endpoints"] = ["/v1/chat/completions"]  # the only path that llm-pool uses there; llmux translates the others to it
+        model["endpoints"] = [
+            "/v1/chat/completions"
+        ]  # the only path that llm-pool uses there; llmux translates the others to it
     if isinstance(values.get("enable_thinking"), bool):
         model["thinking_field"] = "thinking"
         _set_thinking(draft, name, values["enable_thinking"], SWITCHES["thinking"])

@@ -20,7 +20,9 @@ from supervisor.catalog.problems import types_at
 
 OWN: Final = "llmux chooses it"
 _KEY_OF_SPECULATION: Final = {name: key for key, name in SPECULATIVE.items()}
-_SWITCHED_BY: Final = frozenset({"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"})  # set by the key tool_call_parser
+_SWITCHED_BY: Final = frozenset(
+    {"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"}
+)  # set by the key tool_call_parser
 _BLOCKS: Final = "--num-gpu-blocks-override"
 
 

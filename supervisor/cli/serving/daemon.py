@@ -77,7 +77,9 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
-    signal.signal(signal.SIGHUP, _SignalRecorder())  # before it is ready a SIGHUP must neither reload nor end the daemon
+    signal.signal(
+        signal.SIGHUP, _SignalRecorder()
+    )  # before it is ready a SIGHUP must neither reload nor end the daemon
     keyring = keyring_of(catalog.server.api_keys)
     refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
@@ -266,7 +268,9 @@ async def _until_stopped(
         background.append(asyncio.create_task(daemon.request_log.run()))
     if daemon.alerts is not None:
         background.append(asyncio.create_task(daemon.alerts.run()))
-    trimming = asyncio.create_task(return_freed_memory())  # until the very end: a daemon that hands over still has bodies
+    trimming = asyncio.create_task(
+        return_freed_memory()
+    )  # until the very end: a daemon that hands over still has bodies
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
