@@ -33,7 +33,7 @@ from supervisor.cli.options import answer, config_option, daemon_options, model_
 @click.option(
     "--ocr",
     is_flag=True,
-    help="Let a model that sees read a built-in page, the same each time; its first answer is told apart.",
+    help="Let a model with vision read a built-in page, the same each time; its first answer is reported separately.",
 )
 @click.option(
     "--rounds",

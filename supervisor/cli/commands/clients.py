@@ -57,7 +57,7 @@ _argument = click.argument("name", metavar="CLIENT")
 )
 @daemon_options
 def clients_pause(name: str, seconds: float, daemon: Client, as_json: bool) -> None:
-    """Let CLIENT pause: its requests get 429 until then. Those that run go on."""
+    """Let CLIENT pause: its new requests get 429 for that time. Running ones go on."""
     found = daemon.call(operations.PAUSE_CLIENT, {"cooldown_s": seconds}, id=name)
     answer(found, f"{name} pauses for {output.duration(seconds)}.", as_json=as_json)
 

@@ -51,7 +51,8 @@ def config_init(config: Path | None, as_json: bool) -> None:
 def config_check(config: Path | None, as_json: bool) -> None:
     """Report every mistake of the configuration that `serve` would use, and what its models take on this machine.
 
-    Also the models that can't run on this machine as it is, because a file is missing, say: the others are served. Exits with 1 then.
+    Also report models that can't run on this machine now, for example because a file is missing; then exit with 1. `serve` would
+    serve the others.
     """
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
     from supervisor.cli.serving import sizes  # noqa: PLC0415  # not for declaring

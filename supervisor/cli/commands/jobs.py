@@ -26,7 +26,9 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@click.option("--kind", type=click.Choice(KINDS), help="Only those of this kind; lines of batches are shown only so.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), help="Only jobs of this kind; lines of batches are shown only with --kind line."
+)
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
 @click.option("--model", help="Only those of this model.")
 @click.option(

@@ -62,17 +62,17 @@ def _parse_priority(_ctx: click.Context, _param: click.Parameter, text: str | No
 @click.option(
     "--load-feedback/--no-load-feedback",
     default=None,
-    help="Its chat streams tell, as reasoning, that a model loads and how long. Default: as server.load_feedback says.",
+    help="Its chat streams show, as reasoning, that a model loads and how long that takes. Default: as server.load_feedback says.",
 )
 @click.option(
     "--priority",
     callback=_parse_priority,
-    help="How urgent its requests are that don't say: high, normal, low, or 0 (first) to 100. Default: normal.",
+    help="Priority of its requests that name none: high, normal, low, or 0 (first) to 100. Default: normal.",
 )
 @click.option(
     "--priority-ceiling", callback=_parse_priority, help="None of its requests is more urgent than this. Default: 0."
 )
-@click.option("--tenant", help="For whom its requests come. Default: NAME.")
+@click.option("--tenant", help="The tenant of its requests. Default: NAME.")
 @click.option("--for-others", is_flag=True, help="Its requests may name another tenant: for a gateway of many users.")
 @click.option("--requests-per-minute", type=_AMOUNT, help="Requests it may send. Default: any number.")
 @click.option("--tokens-per-minute", type=_AMOUNT, help="Tokens its requests may take. Default: any number.")

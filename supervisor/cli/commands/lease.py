@@ -21,7 +21,7 @@ _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 @click.option("--device", "devices", multiple=True, help="Only on this device; may be given several times.")
 @click.option("--gpus", default=1, show_default=True, type=click.IntRange(1, 64), help="Share it by so many GPUs.")
 @click.option("--wait", is_flag=True, help="Wait for busy models and other leases. Without, fail at once.")
-@click.option("--holder", help="Whose it is, in lists and reasons. Default: the command's name.")
+@click.option("--holder", help="Name of the lease's holder, for lists and reasons. Default: the command's name.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @daemon_options
 def lease(

@@ -19,7 +19,11 @@ from supervisor.errors import LlmuxError
 @click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_public)
 @click.option("--dry-run", is_flag=True, help="Only show what would be fetched, and its size.")
 @click.option("--verify", is_flag=True, help="Hash the files that are there already once more.")
-@click.option("--watched", is_flag=True, help="For programs: tell the bytes as JSON lines; end with standard input.")
+@click.option(
+    "--watched",
+    is_flag=True,
+    help="For programs: print the progress in bytes as JSON lines; stop when standard input ends.",
+)
 @config_option
 @json_option
 def pull(

@@ -92,7 +92,7 @@ def run(
 @click.option(
     "--watched",
     is_flag=True,
-    help="For programs: tell the bytes, and then what was added, as JSON lines; end with standard input; reload no daemon.",
+    help="For programs: print the progress in bytes, then the added models, as JSON lines; stop when standard input ends; reload no daemon.",
 )
 @name_option
 @config_option

@@ -54,7 +54,7 @@ def _complete_names(ctx: click.Context, _param: click.Parameter, incomplete: str
     "--device",
     "device",
     type=click.Choice(["cpu", "cuda", "rocm", "vulkan"]),
-    help="What it will compute on; llama_server and llama_cpp are compiled for a GPU. Default: as before, else what this "
+    help="The device to compute on; llama_server and llama_cpp are compiled for a GPU. Default: as before, else what this "
     "machine has; llama_server: a ready build for its GPU; llama_cpp: the processor.",
 )
 @click.option("--python", help="Its Python: a version or a program. Default: as before, else the one that runs llmux.")
@@ -117,7 +117,7 @@ def _ask_person(question: str) -> bool:
 @runtimes_dir_option
 @json_option
 def runtimes_update(name: str, build: str | None, runtimes_dir: Path | None, as_json: bool) -> None:
-    """Use another build of runtime NAME's program: of llama_server. The one before stays, and goes back with --build."""
+    """Use another build of runtime NAME's program; only llama_server has builds. The former build stays; --build returns to it."""
     from supervisor.cli.environments import environments, packages  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)

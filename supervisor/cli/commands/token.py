@@ -47,7 +47,7 @@ def token_sign(
 ) -> None:
     """Print a token for `verifiedOpToken`, good for five minutes and one use.
 
-    OPERATION is what is asked for, with every field of the request, and every --signer. With one shared key that is all. Where
+    Give OPERATION, every field of its request, and every --signer. With one shared key that is all. Where
     each signer has a key of its own, the first one names all of them and signs --as himself; each of the others adds his
     signature to that --token.
     """
