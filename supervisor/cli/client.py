@@ -112,11 +112,11 @@ class Client:
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1").rstrip("/"))
 
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Json:
-        return self._json(self._read("GET", path, timeout_s))
+        return self._parse_json(self._read("GET", path, timeout_s))
 
     def post(self, path: str, body: Json | None = None) -> Json:
         """POST, without a time limit: a load may take minutes."""
-        return self._json(self._read("POST", path, None, body))
+        return self._parse_json(self._read("POST", path, None, body))
 
     def call(
         self,
@@ -133,7 +133,7 @@ class Client:
         limit_s = None if call.method == "POST" else timeout_s
         content = self._read(call.method, call.at(query, **places), limit_s, msgspec.to_builtins(body))
         try:
-            return msgspec.convert(self._json(content), call.kind())
+            return msgspec.convert(self._parse_json(content), call.kind())
         except msgspec.ValidationError as error:
             done = "" if call.method == "GET" else " It has done what was asked."
             raise OtherVersionError(
@@ -196,7 +196,7 @@ class Client:
             raise InvalidRequestError(f"{self.url} is no URL ({error}).") from error
         if parts.scheme not in {"http", "https"} or not host:
             raise InvalidRequestError(f"{self.url} is no URL of a daemon, such as http://127.0.0.1:8081.")
-        access = self._offered(host, port or 80)
+        access = self._offered_access(host, port or 80)
         # Use only the daemon's own address of `localhost`: on the other one a stranger might listen and get the key.
         host, key = (access.host, access.key) if access is not None else (host, self.key)
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -210,7 +210,7 @@ class Client:
                 connection.request(method, parts.path + path, content, headers)
                 response = connection.getresponse()
                 if response.status >= 400:
-                    raise error_of(part(self._json(response.read()), "error"), response.status, path)
+                    raise error_of(part(self._parse_json(response.read()), "error"), response.status, path)
                 yield response
             except (OSError, HTTPException) as error:
                 why = str(error) or type(error).__name__
@@ -223,11 +223,11 @@ class Client:
                 message = f"The address or the key has characters that can't be sent ({error})."
                 raise InvalidRequestError(message) from error
 
-    def _offered(self, host: str, port: int) -> local_access.LocalAccess | None:
+    def _offered_access(self, host: str, port: int) -> local_access.LocalAccess | None:
         is_wanted = not self.key and self.url.startswith("http:")
         return local_access.answering_at(host, port) if is_wanted else None
 
-    def _json(self, content: bytes) -> Json:
+    def _parse_json(self, content: bytes) -> Json:
         try:
             answer = json.loads(content)
         except ValueError:

@@ -63,7 +63,7 @@ class Check:
 def examine(config: Path | None) -> list[Check]:
     """Every check, in the order of the fixes. Takes a few seconds where a GPU has to wake up."""
     configured, catalog = _configuration(config)
-    server = catalog.server if catalog is not None else _server(config)
+    server = catalog.server if catalog is not None else _server_config(config)
     found = [
         *_environment(),
         *configured,
@@ -135,7 +135,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     return checks, None
 
 
-def _server(config: Path | None) -> ServerConfig:
+def _server_config(config: Path | None) -> ServerConfig:
     """The section `server`, which can often be read even if other sections have mistakes."""
     try:
         return configuration.settings(config).server()

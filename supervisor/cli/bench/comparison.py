@@ -180,7 +180,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
     """
     log_setup.configure("error", "console")
     catalog = configuration.required(config).read(check_files=False)
-    route = _route(catalog, options.model)
+    route = _route_of(catalog, options.model)
     workload, path = workloads.choose(route, options.prompt, options.tokens, ocr=options.ocr)
     become_subreaper()
     try:
@@ -190,7 +190,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
     return Comparison(route, workload, results)
 
 
-def _route(catalog: Catalog, name: str) -> Route:
+def _route_of(catalog: Catalog, name: str) -> Route:
     """The model and rewrite of this name. Raises NotFoundError, or BenchError for a model that can't be started here."""
     route = catalog.route(name)
     if route is None:

@@ -174,12 +174,14 @@ async def _stream_answer(client: WorkerClient, fields: Json, most: int) -> tuple
         usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
     if not pieces:
         raise BenchError("The answer is empty; ask for something else with --prompt.")
-    tokens = _number(usage, "completion_tokens") or _number(timings, "predicted_n") or pieces
+    tokens = _number_field(usage, "completion_tokens") or _number_field(timings, "predicted_n") or pieces
     # The time to the first token is spent on the prompt. A worker's own clock doesn't see pieces that arrive together.
     between = (tokens - 1) / (last - first) if tokens > 1 and last > first else tokens / (last - began)
-    rate = _number(timings, "predicted_per_second") or between
+    rate = _number_field(timings, "predicted_per_second") or between
     note = f"answers end after {tokens:.0f} tokens" if tokens < min(most, 32) else None
-    round_ = Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+    round_ = Round(
+        tokens, last - began, rate, (first - began) * 1000, _number_field(timings, "prompt_per_second"), note
+    )
     return round_, "".join(texts)
 
 
@@ -275,6 +277,6 @@ def _error_message(body: str) -> str:
     return str(error.get("message")) if isinstance(error, dict) else body[:200]
 
 
-def _number(value: Json, key: str) -> float | None:
+def _number_field(value: Json, key: str) -> float | None:
     found = value.get(key)
     return float(found) if isinstance(found, int | float) and found > 0 else None

@@ -32,5 +32,5 @@ def write_demo(folder: Path) -> Path:
     for model in MODELS:
         tiny.write(folder / f"{model.name}.gguf", model)
     config = Path(shutil.copyfile(Path(__file__).with_name(CONFIG_NAME), folder / CONFIG_NAME))
-    config.chmod(0o644)  # despite the umask: llmux refuses a file that others can write
+    config.chmod(0o644)  # despite the umask: a file that others can write is refused
     return config

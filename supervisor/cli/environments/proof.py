@@ -187,9 +187,9 @@ class _Proof:
         self, sampler: MemorySampler, device: DeviceInfo, name: str = "", variables: Mapping[str, str] = NO_VARIABLES
     ) -> _Answer:
         """One answer on this device. Raises LlmuxError."""
-        return asyncio.run(self._ask(sampler, device, name, variables))
+        return asyncio.run(self._request_answer(sampler, device, name, variables))
 
-    async def _ask(
+    async def _request_answer(
         self, sampler: MemorySampler, device: DeviceInfo, name: str, variables: Mapping[str, str]
     ) -> _Answer:
         with tempfile.TemporaryDirectory(prefix="llmux-proof-") as folder:

@@ -129,7 +129,7 @@ async def serve(
         daemon, launcher, configured = await assemble(catalog, keyring, lock.instance, opened, stores)
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
-        holdings = _holdings(catalog, lock, listeners, launcher, stores)
+        holdings = _holdings_of(catalog, lock, listeners, launcher, stores)
         await _serve_with_local_key(configuration, daemon, holdings, listeners, on_listening)
 
 
@@ -161,7 +161,7 @@ async def take_over(
         await takeover.prepared()
         own_stderr()
         takeover.adopt(daemon, launcher, configured)
-        holdings = _holdings(catalog, inherited.lock, listeners, launcher, stores)
+        holdings = _holdings_of(catalog, inherited.lock, listeners, launcher, stores)
         await _serve_with_local_key(configuration, daemon, holdings, listeners, on_listening, takeover)
 
 
@@ -171,7 +171,7 @@ def _cancel_on_signals() -> None:
     on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT, within_s=lambda: OWN_STOP_S)
 
 
-def _holdings(
+def _holdings_of(
     catalog: Catalog,
     lock: InstanceLock,
     listeners: Listeners,

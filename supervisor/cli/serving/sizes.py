@@ -52,19 +52,19 @@ def on_this_machine(catalog: Catalog) -> OnThisMachine:
     try:
         devices = asyncio.run(open_sampler(catalog.wanted_devices, named_by=catalog.devices_variable)).devices
     except ConfigError as error:
-        return OnThisMachine(catalog, (), (), error.problems, _troubles(catalog))
+        return OnThisMachine(catalog, (), (), error.problems, _model_troubles(catalog))
     known = tuple(device.spec for device in devices)
     sized = catalog.sized(known)
-    specs = specs_on(sized, known, _learned(catalog, devices))
+    specs = specs_on(sized, known, _learned_figures(catalog, devices))
     placeless = check_devices(sized, known, sized.model_specs())
-    return OnThisMachine(sized, known, specs, (), (*_troubles(catalog), *map(str, placeless)))
+    return OnThisMachine(sized, known, specs, (), (*_model_troubles(catalog), *map(str, placeless)))
 
 
-def _troubles(catalog: Catalog) -> tuple[str, ...]:
+def _model_troubles(catalog: Catalog) -> tuple[str, ...]:
     return tuple(str(trouble) for model in catalog.models.values() for trouble in model.troubles)
 
 
-def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
+def _learned_figures(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
     names = {device.key: DeviceId(device.id) for device in devices}
     learned, raised = learned_footprints(catalog.server.state_dir / FOOTPRINTS)
     return Learned(named(learned, names), raised=named(raised, names))
