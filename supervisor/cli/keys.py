@@ -112,7 +112,7 @@ def add(
             f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
             detail=tuple(_entry_lines(entry, "")),
         )
-    opened = (scopes, *(key.scopes for key in keyring.keys if not _has_expired(key)))
+    opened = (scopes, *(key.scopes for key in keyring.keys if key is not old and not _has_expired(key)))
     return AddedKey(secret, scopes, not keyring, any(Scope.ADMIN in key_scopes for key_scopes in opened))
 
 

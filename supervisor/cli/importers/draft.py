@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain, count
 from pathlib import Path, PurePath
 
 from pydantic import BaseModel, JsonValue
@@ -52,6 +53,7 @@ class Draft:
     keys: list[Values] = field(default_factory=list)  # clients' keys: entries of the file of API keys
     notes: list[Note] = field(default_factory=list)
     at_rest: dict[str, str] = field(default_factory=dict)  # models not loaded at the start → the key that says so
+    _names: dict[str, str] = field(default_factory=dict)  # by foreign name
     _comments_above: dict[Trail, list[str]] = field(default_factory=dict)
 
     def lose(self, where: str, message: str, *, model: str | None = None) -> None:
@@ -87,12 +89,17 @@ class Draft:
         if line not in lines:
             lines.append(line)
 
-    def name(self, wanted: str) -> str:
-        """A valid name: without spaces. A change of the name is noted."""
-        usable = _OPAQUE.sub("-", wanted).strip("/")[:200] or "model"
-        if usable != wanted:
-            self.look(wanted, f'is called "{usable}" now: names have no spaces')
-        return usable
+    def name(self, foreign_name: str) -> str:
+        """The valid name for this foreign name, always the same: without spaces, and no other's. A change of the name is noted."""
+        if foreign_name not in self._names:
+            usable = _OPAQUE.sub("-", foreign_name).strip("/")[:200] or "model"
+            taken = {*self._names.values()}
+            free = (name for name in chain([usable], (f"{usable}-{n}" for n in count(2))) if name not in taken)
+            self._names[foreign_name] = name = next(free)
+            if name != foreign_name:
+                why = "names have no spaces" if name == usable else f'"{usable}" is the name of another'
+                self.look(foreign_name, f'is called "{name}" now: {why}')
+        return self._names[foreign_name]
 
     def virtual(self, name: str, model: str) -> Values:
         """The virtual model of that name, made if missing; the name may be the model's own."""

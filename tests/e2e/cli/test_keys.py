@@ -247,6 +247,9 @@ class TestTheFirstKey:
         assert told.returncode == ExitCode.DONE
         assert "No key has the scope admin" in told.stderr
         assert yaml.safe_load(path.read_text())[0]["scopes"] == ["inference"]
+        add = ("keys", "add", "client", "--replaces", "--file", str(path), "--scope")
+        assert "No key has the scope admin" not in alone(*add, "admin").stderr
+        assert "No key has the scope admin" in alone(*add, "inference").stderr, "the replaced key is gone"
 
     def test_what_is_offered_on_this_machine_is_for_its_user_alone(self, served, tmp_path):
         (path,) = (served.folder / "llmux").glob("*.json")
