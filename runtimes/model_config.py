@@ -22,6 +22,9 @@ PromptFormatName = Literal[
     "raw",
 ]
 
+ANOTHER_NAME = "remove it: another name for a model is a virtual model, virtual_models: {NAME: {model: THIS-MODEL}}"
+"""For keys that named the model to its program: clients never saw that name, since answers have the one they asked for."""
+
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
     *("max_queue", "replicas", "replica_max"),
@@ -62,6 +65,7 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     former_keys: ClassVar[Options] = {}  # keys that there were, and the options that stand in `extra_args` instead
+    removed_keys: ClassVar[Mapping[str, str]] = {}  # keys that there were, for which no option stands → what to do
 
     @classmethod
     def options(cls) -> Mapping[str, str]:

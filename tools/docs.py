@@ -138,17 +138,15 @@ def runtime_settings(registry: Registry, name: str) -> str:
 
 
 def former_keys(registry: Registry) -> str:
-    """The former keys of each runtime that are options now."""
-    rows = [
-        (
-            f"`{key}`",
-            name,
-            ", ".join(f"`{words}`" for words in ((option,) if isinstance(option, str) else option) if words),
-        )
-        for name in registry.names()
-        for key, option in sorted(registry.get(name).config.former_keys.items())
-    ]
-    return table(("Key", "Runtime", "In `extra_args`"), rows)
+    """The former keys of each runtime: those that are options now, then the others."""
+    rows = []
+    for name in registry.names():
+        config = registry.get(name).config
+        for key, option in sorted(config.former_keys.items()):
+            words = filter(None, (option,) if isinstance(option, str) else option)
+            rows.append((f"`{key}`", name, ", ".join(f"`{word}`" for word in words)))
+        rows += [(f"`{key}`", name, instead) for key, instead in sorted(config.removed_keys.items())]
+    return table(("Key", "Runtime", "In `extra_args`, or instead"), rows)
 
 
 def settings(schema: Schema, part: Schema, *, without: Container[str] = ()) -> str:

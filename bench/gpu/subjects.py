@@ -105,7 +105,8 @@ def _tgi_keys() -> Mapping[str, object]:
     card = cards.first()
     if isinstance(card, str):
         raise ModelUnusableError(card)
-    return {"vram_mib": TGI_MIB, "cuda_memory_fraction": min(1.0, round(TGI_MIB / card.found.total_mib, 3))}
+    share = min(1.0, round(TGI_MIB / card.found.total_mib, 3))
+    return {"vram_mib": TGI_MIB, "extra_args": ["--cuda-memory-fraction", str(share)]}
 
 
 def _exl3_model() -> Path:
@@ -148,7 +149,7 @@ def _voices_keys() -> Mapping[str, object]:
 
 _SPEECH: Final = {"input": "Hello.", "response_format": "wav"}
 _VLLM: Final = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 64 << 20}
-_EAGER: Final = {**_VLLM, "enforce_eager": True}
+_EAGER: Final = {**_VLLM, "extra_args": ["--enforce-eager"]}
 
 SUBJECTS: Final[Mapping[str, Subject]] = {
     "llama_server": Subject("llama_server", tiny.model, {"program": "binary", "n_ctx": 2048}),
@@ -162,7 +163,7 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
     "vllm": Subject("vllm", _language_model(), _EAGER),
     "vllm-fp8": Subject("vllm", _language_model(quantised="fp8"), _EAGER),
     "vllm-mxfp4": Subject("vllm", _language_model("gpt_oss", quantised="mxfp4"), _EAGER),
-    "vllm_serve": Subject("vllm_serve", _language_model(), {**_VLLM, "extra_args": ["--enforce-eager"]}),
+    "vllm_serve": Subject("vllm_serve", _language_model(), _EAGER),
     "sglang": Subject("sglang", _language_model()),
     "tgi": Subject("tgi", _language_model(), found=_tgi_keys),
     "exllamav3": Subject("exllamav3", _exl3_model, {"cache_size": 4096}),

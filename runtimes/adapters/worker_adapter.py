@@ -24,10 +24,29 @@ ModelPath = Annotated[Path, Field(strict=False)]
 
 
 class WorkerConfig(ModelConfig):
-    """The keys of every runtime whose worker is in this package."""
+    """The keys of every runtime whose worker is in this package, and works on one request at a time."""
+
+    removed_keys: ClassVar[Mapping[str, str]] = {"parallel": "remove it: this runtime works on one request at a time"}
+
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
+
+    @property
+    def at_once(self) -> int:
+        """The number of requests that the worker works on at once."""
+        return 1
+
+
+class ParallelConfig(WorkerConfig):
+    """The keys of every runtime whose worker is in this package, and works on several requests at once."""
+
+    removed_keys: ClassVar[Mapping[str, str]] = {}
 
     parallel: int = Field(default=1, ge=1, le=64, description="Requests the worker works on at once.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
+
+    @property
+    def at_once(self) -> int:
+        """The key `parallel`."""
+        return self.parallel
 
 
 C = TypeVar("C", bound=WorkerConfig)
@@ -67,14 +86,14 @@ class WorkerAdapter(Adapter[C]):
             python,
             self.module(config),
             context,
-            parallel=config.parallel,
+            parallel=config.at_once,
             options=self.options(config, context),
             env={**threads, **config.env},
         )
 
     def target_inflight(self, config: C) -> int:
-        """The key `parallel`: requests that the worker serves at once."""
-        return config.parallel if config.target_inflight is None else config.target_inflight
+        """The number of requests that the worker works on at once."""
+        return config.at_once if config.target_inflight is None else config.target_inflight
 
 
 def interpreter(runtime: str, context: LaunchContext) -> Path:

@@ -64,7 +64,6 @@ class ChatterboxConfig(WorkerConfig):
         default="en",
         description="multilingual: the language of requests without one, a code such as de, or its English name.",
     )
-    parallel: int = Field(default=1, ge=1, le=1, description="The library speaks one sentence at a time.")
 
 
 class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):

@@ -40,7 +40,7 @@ class ComfyConfig(WorkerConfig, ServerConfig):
     --auto-launch --disable-auto-launch --disable-metadata --disable-api-nodes --cuda-device --default-device --cpu
     --quick-test-for-ci --windows-standalone-build --multi-user
     """
-    no_options = ("workflow", "inputs", "max_pixels", "parallel", "threads")
+    no_options = ("workflow", "inputs", "max_pixels", "threads")
 
     type: Literal["image"] = Field(default="image", description="What the model is for: pictures.")
     folder: FilePath = Field(description="ComfyUI's checkout, with its main.py.", examples=["/opt/ComfyUI"])
@@ -63,7 +63,6 @@ class ComfyConfig(WorkerConfig, ServerConfig):
         le=1 << 28,
         description="Width times height of the largest picture that a request may ask for.",
     )
-    parallel: int = Field(default=1, ge=1, le=1, description="ComfyUI runs one workflow at a time.")
     extra_args: list[str] = Field(default_factory=list, description="Further command line options of ComfyUI.")
 
 

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import chat_workers, checkpoints, ctranslate2_models
 from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
-from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.adapters.worker_adapter import ModelPath, ParallelConfig, WorkerAdapter
 from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError, Thinking
 from runtimes.ctranslate2.shared.language_tokens import BEFORE_SOURCE, BEGINNING
 from runtimes.estimate import MIB, Estimate
@@ -28,7 +28,7 @@ TOKENIZERS: Final = ("tokenizer.json", "source.spm", "*.model")
 HALVES: Final = ("float16", "bfloat16", "int8_float16", "int8_bfloat16")
 
 
-class CTranslate2Config(WorkerConfig):
+class CTranslate2Config(ParallelConfig):
     """A language or translation model converted for CTranslate2."""
 
     type: Literal["llm"] = Field(default="llm", description="What the model is for: texts.")

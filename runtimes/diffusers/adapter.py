@@ -93,7 +93,6 @@ class DiffusersConfig(WorkerConfig):
         default=False,
         description="Refuse pictures that the folder's safety checker objects to. Needs one in the folder.",
     )
-    parallel: int = Field(default=1, ge=1, le=1, description="A pipeline draws one picture at a time.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
-from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.adapters.worker_adapter import ModelPath, ParallelConfig, WorkerAdapter
 from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, ModelUnusableError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, ModelType
@@ -30,7 +30,7 @@ _EMBED: Final = frozenset({Endpoint("/v1/embeddings")})
 _RERANK: Final = frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
 
 
-class EmbeddingsConfig(WorkerConfig):
+class EmbeddingsConfig(ParallelConfig):
     """A model that turns texts into vectors, or compares a query with documents; or one that sees as well."""
 
     type: ModelType = Field(

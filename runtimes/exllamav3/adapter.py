@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import chat_workers, checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.adapters.worker_adapter import ModelPath, ParallelConfig, WorkerAdapter
 from runtimes.base import Capabilities, Contradiction, LaunchContext, ModelUnusableError, Thinking
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import DividedConfig, Modality
@@ -26,7 +26,7 @@ SCALE_BITS: Final = 0.5  # of a quantised cache: a half float for 32 values
 Bits = Annotated[int, Field(ge=2, le=8)]
 
 
-class ExLlamaV3Config(DividedConfig, WorkerConfig):
+class ExLlamaV3Config(DividedConfig, ParallelConfig):
     """An EXL3 model run by ExLlamaV3. `threads` has hardly any effect."""
 
     def says_where(self) -> bool:

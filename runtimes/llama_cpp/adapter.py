@@ -57,15 +57,15 @@ ChatFormat = Literal[
 class LlamaCppConfig(DividedConfig, WorkerConfig):
     """A GGUF model run by llama-cpp-python."""
 
+    removed_keys: ClassVar = {
+        "parallel": "remove it: the library has one context, so this runtime works on one request at a time; llama_server has slots"
+    }
+
     type: Literal["llm"] = Field(default="llm", description="What the model is for: texts.")
     modalities: list[Literal["text"]] = Field(  # type: ignore[assignment]  # narrower: there are no others
         default=["text"], description="What the model takes as input: for pictures use llama_server."
     )
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
-    parallel: Literal[1] = Field(
-        default=1,
-        description="Requests the worker works on at once: the library has one context. llama_server has slots.",
-    )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads. Default: half of the cores for answers, all for prompts."
     )

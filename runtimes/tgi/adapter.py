@@ -2,7 +2,7 @@
 
 No registry that pip asks has the program: it comes in TGI's container image, or is built from its source.
 
-TGI takes a share of its GPU (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must contain the size of that
+TGI takes a share of its GPU (`--cuda-memory-fraction`), whatever the model needs, so `vram_mib` must contain the size of that
 share. The launcher takes the key from the environment, but passes it to the router as an argument, which users of the same
 machine can read. Vision models take pictures within texts, in Markdown's form `![](address)`, and TGI fetches that address. A
 few lines of ours start TGI with its own folder for its sockets (worker/__main__.py).
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final
 
 from pydantic import Field, JsonValue
 
@@ -25,6 +25,7 @@ from runtimes.base import LaunchContext, TextReferences, Thinking
 PROGRAM: Final = "text-generation-launcher"
 SHARDS_PORT: Final = 10_000  # how far from the worker's port its shards meet
 LARGEST_PORT: Final = 65_535
+PROMPT_LIMITS: Final = frozenset({"--max-input-tokens", "--max-input-length"})
 
 
 class TgiConfig(FolderServerConfig):
@@ -42,6 +43,9 @@ class TgiConfig(FolderServerConfig):
             "kv_cache_dtype",
             "speculate",
             "trust_remote_code",
+            "max_input_tokens",
+            "dtype",
+            "cuda_memory_fraction",
         )
     )
     renamed: ClassVar = {"host": "--hostname"}
@@ -51,16 +55,7 @@ class TgiConfig(FolderServerConfig):
     max_total_tokens: int | None = Field(
         default=None, ge=2, description="Context in tokens of one request, prompt and answer together. Default: 8192."
     )
-    max_input_tokens: int | None = Field(
-        default=None, ge=1, description="Longest prompt, in tokens. Default: one less than max_total_tokens."
-    )
     max_concurrent_requests: int = Field(default=128, ge=1, description="Requests at once; TGI refuses more.")
-    dtype: Literal["float16", "bfloat16"] | None = Field(
-        default=None, description="Type of weights and activations. Default: as TGI chooses."
-    )
-    cuda_memory_fraction: float = Field(
-        default=1.0, gt=0, le=1, description="Share of its GPU that TGI takes; vram_mib says how much that is."
-    )
 
 
 class TgiAdapter(FolderServerAdapter[TgiConfig]):
@@ -83,7 +78,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     served_name = "tgi"  # any other name is one of an adapter (LoRA)
     context_key = "max_total_tokens"
     requests_key = "max_concurrent_requests"
-    overridable_keys = ("max_total_tokens", "max_input_tokens", "max_concurrent_requests")
+    overridable_keys = ("max_total_tokens", "max_concurrent_requests")
 
     def words(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
         """Our program that creates the folder, and the launcher."""
@@ -97,7 +92,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
             **super().settings(config, context),
             "model_id": str(config.path),
             "max_total_tokens": self.context(config),
-            "max_input_tokens": config.max_input_tokens or self.context(config) - 1,
+            **({} if _limits_prompts(config) else {"max_input_tokens": self.context(config) - 1}),
             "prometheus_port": 0,  # any free one: /metrics of the router has the same
             "usage_stats": "off",
             **({"num_shard": shards, "master_port": context.port + away} if shards > 1 else {}),
@@ -117,11 +112,15 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
         return str(config.path)
 
     def problems(self, config: TgiConfig) -> Iterator[str]:
-        """Problems: no `vram_mib`, contradicting lengths."""
+        """The problem of a missing `vram_mib`, beside those of every folder."""
         yield from super().problems(config)
         if config.vram_mib is None:
             yield (
-                "vram_mib: TGI takes cuda_memory_fraction of its GPU, whatever the model needs; say here how much that is"
+                "vram_mib: TGI takes its GPU, or the --cuda-memory-fraction of it in extra_args, whatever the model needs; "
+                "say here how much that is"
             )
-        if config.max_input_tokens is not None and config.max_input_tokens >= self.context(config):
-            yield f"max_input_tokens: must be less than max_total_tokens, {self.context(config)}"
+
+
+def _limits_prompts(config: TgiConfig) -> bool:
+    """Does `extra_args` limit prompts? TGI refuses an option that is given twice."""
+    return any(word.partition("=")[0] in PROMPT_LIMITS for word in config.extra_args)

@@ -14,13 +14,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters.options import of_keys
-from runtimes.adapters.server_program import FilePath, ServerAdapter, ServerConfig, endpoints
+from runtimes.adapters.server_program import FilePath, ServerAdapter, endpoints
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.adapter import OWN_VARIABLES, VllmAdapter, description, engine_environment, template_of
-from runtimes.adapters.vllm.config import CHAT, SPECULATIVE, VllmConfig, engine_settings
+from runtimes.adapters.vllm.config import CHAT, VllmConfig, engine_settings
 from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, HealthCheck, LaunchContext, Thinking, in_order
-from runtimes.model_config import Modality
+from runtimes.model_config import ANOTHER_NAME, Modality
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
 
@@ -38,33 +37,12 @@ _POOLED = ("ForTextEncoding", "EmbeddingModel", "ForRewardModeling", "RewardMode
 _CLASSIFIED = ("Classification", "ClassificationModel")
 
 
-class VllmServeConfig(VllmConfig, ServerConfig):
+class VllmServeConfig(VllmConfig):
     """A Hugging Face model served by vLLM's own server."""
 
-    reserved = """
-    --model --host --port --uds --api-key --root-path --config --hf-token --headless --grpc --grpc-port --ssl-keyfile
-    --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --middleware --enable-sleep-mode
-    --device-ids --nnodes -n --node-rank -r --master-addr --master-port --data-parallel-size -dp --data-parallel-rank -dpn
-    --data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path --allowed-media-domains
-    --pipeline-parallel-size -pp --enable-elastic-ep --distributed-executor-backend
-    """  # they decide who reaches the worker, what it loads, where it runs, or what a request can make it read or fetch
-    no_options = ("max_pixels", "speculative_models", *SPECULATIVE)
-    renamed: ClassVar = {
-        "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
-    }
-    former_keys: ClassVar = {
-        **of_keys(("tokenizer", "enforce_eager")),
-        "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
-    }
+    removed_keys: ClassVar = {"served_model_name": ANOTHER_NAME}
     spellings: ClassVar = {
-        "-q": "quantization",
-        "-tp": "tensor_parallel_size",
-        **dict.fromkeys(("-sc", "--speculative-config", "--spec-method"), "speculative_method"),
-        "--spec-model": "speculative_model",
-        "--spec-tokens": "num_speculative_tokens",
-        "--device-memory-utilization": "gpu_memory_utilization",
-        "--num-gpu-blocks-override": "kv_cache_memory_bytes",
-        "--no-trust-remote-code": "trust_remote_code",
+        **VllmConfig.spellings,
         **dict.fromkeys(("--enable-auto-tool-choice", "--no-enable-auto-tool-choice"), "tool_call_parser"),
     }
 
@@ -73,9 +51,6 @@ class VllmServeConfig(VllmConfig, ServerConfig):
     )
     library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA."
-    )
-    served_model_name: str | None = Field(
-        default=None, min_length=1, description="Model name the worker reports. Default: the model's name."
     )
     runner: Literal["auto", "generate", "pooling"] = Field(
         default="auto",
@@ -88,7 +63,6 @@ class VllmServeConfig(VllmConfig, ServerConfig):
         default=None,
         description="Understands the model's tool calls (hermes, qwen3_coder, openai …); switches them on.",
     )
-    extra_args: list[str] = Field(default_factory=list, description="Further command line options of vllm serve.")
 
 
 class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConfig]):
@@ -115,12 +89,12 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
     def settings(self, config: VllmServeConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """The values of vLLM's options. Raises ModelUnusableError for a missing model, or if vram_mib leaves no room."""
         plan, answers = memory.plan(config), kind(config)
-        own = {*CHAT, "served_model_name", "runner", "reasoning_parser", "tool_call_parser"}
+        own = {*CHAT, "runner", "reasoning_parser", "tool_call_parser"}
         return {
             **engine_settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
             **config.model_dump(mode="json", include=own, exclude_defaults=True),
             "enable_auto_tool_choice": True if config.tool_call_parser else None,
-            "served_model_name": [self.answers_as(config, context.model), self.served_name],
+            "served_model_name": [context.model, self.served_name],
             "host": context.host,
             "port": context.port,
             "allowed_media_domains": ["none.invalid"],  # which nobody can own (RFC 6761); an empty list would allow all
@@ -166,7 +140,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
 
     def answers_as(self, config: VllmServeConfig, model: str) -> str:
         """The first of the served names, whatever name the request has."""
-        return config.served_model_name or model
+        return model
 
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
         """Audio only for speech recognition; otherwise as for every vLLM model."""

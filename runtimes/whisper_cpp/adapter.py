@@ -38,7 +38,7 @@ class WhisperCppConfig(WorkerConfig, ServerConfig):
     reserved = """
     -m --model --host --port --inference-path --request-path --public --convert --tmp-dir -dl --detect-language -h --help
     """
-    no_options = ("parallel", "quantization", "max_audio_s")
+    no_options = ("quantization", "max_audio_s")
     renamed: ClassVar = {"default_language": "--language"}
     spellings: ClassVar = {
         "-t": "threads",
@@ -50,7 +50,6 @@ class WhisperCppConfig(WorkerConfig, ServerConfig):
 
     type: Literal["asr"] = Field(default="asr", description="What the model is for: speech recognition.")
     modalities: list[Modality] = Field(default=["audio"], description="What the model takes as input.")
-    parallel: int = Field(default=1, ge=1, le=1, description="Requests at once: whisper.cpp's server does one.")
     path: FilePath = Field(description="The model's file, as ggml-small.bin.")
     model: Size | None = Field(
         default=None,

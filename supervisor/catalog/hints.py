@@ -30,7 +30,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "health_path": "check_endpoint health_check health_endpoint health",
     "stop_cmd": "cmd_stop",
     "kill_cmd": "cmd_kill",
-    "upstream_model served_model_name alias": "use_model_name served_model_name",
+    "upstream_model": "use_model_name served_model_name",
     "target_inflight concurrency": "concurrency_limit max_concurrency",
     "replicas": "num_workers workers num_replicas min_replicas",
     "replica_max": "max_replicas replicas_max max_workers",
@@ -71,7 +71,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         "temperature temp top_p top_k min_p seed stop repeat_penalty presence_penalty frequency_penalty "
         "repetition_penalty mirostat n_predict num_predict max_tokens max_new_tokens"
     ),
-    "another name for a model is a virtual model: virtual_models: {NAME: {model: THIS-MODEL}}": "aliases alias name names served_model_name",
+    "another name for a model is a virtual model: virtual_models: {NAME: {model: THIS-MODEL}}": "aliases alias name names use_model_name served_model_name",
     "that belongs to a virtual model: enable_thinking": "enable_thinking think thinking",
     "that belongs to a virtual model: system_prompt_prefix": "system system_prompt system_prompt_prefix",
     "that belongs to a virtual model: its strip and force": "filters strip_params set_params",

@@ -148,8 +148,12 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
 
 
 def _former_key(word: str, present: Node, models: Iterable[type[BaseModel]]) -> str | None:
-    """The line to write where the key, or one that is spelt as the option is, became an option in `extra_args`; else None."""
-    former = {key: it for kind in models if issubclass(kind, ModelConfig) for key, it in kind.former_keys.items()}
+    """What to write for a key that there was, or one that is spelt as its option is; else None."""
+    kinds = [kind for kind in models if issubclass(kind, ModelConfig)]
+    former = {key: option for kind in kinds for key, option in kind.former_keys.items()}
+    removed = {key: instead for kind in kinds for key, instead in kind.removed_keys.items()}
+    if (instead := removed.get(_as_key(word))) is not None:
+        return f"llmux has no such key any more; {instead}"
     given = plain(present)
     if _as_key(word) not in former or not isinstance(given, dict):
         return None

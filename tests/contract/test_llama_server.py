@@ -53,7 +53,7 @@ class TestMapping:
     def test_every_key_has_an_option(self):
         own = set(LlamaServerConfig.model_fields) - set(LlamaServerConfig.__bases__[0].model_fields) - NOT_A_SETTING
         there = {NAMES.get(key, key) for key in own} | set(LlamaServerConfig.former_keys)
-        assert there == set(FLAGS) - {"host", "port", "metrics"}
+        assert there == set(FLAGS) - {"host", "port", "metrics", "alias", "embeddings"}
 
     @pytest.mark.binary
     def test_the_program_knows_every_option_we_speak_of(self):
@@ -132,7 +132,7 @@ class TestAnswers:
         assert message(worker) == {"role": "assistant", "content": tiny.ANSWER}
 
     def test_reasoning_format_none_leaves_thoughts_in_the_content(self, llama_server, start):
-        worker = start(llama_server, reasoning_format="none").wait_ready()
+        worker = start(llama_server, extra_args=["--reasoning-format", "none"]).wait_ready()
         assert tiny.THOUGHT in message(worker)["content"]
 
     def test_slots_context_and_limits(self, llama_server, start):
@@ -193,16 +193,14 @@ class TestAnswers:
             "reasoning": "on",
             "n_gpu_layers": 0,
             "cache_ram_mib": 8,
-            "alias": "other",
             "extra_args": [
                 *("--load-mode", "none", "-tb", "1", "--rope-scaling", "yarn", "--rope-freq-base", "10000.0"),
                 *("--rope-freq-scale", "0.5", "--yarn-orig-ctx", "1024", "--reasoning-budget", "8"),
-                *("--image-min-tokens", "4", "--no-mmproj-offload"),
+                *("--image-min-tokens", "4", "--no-mmproj-offload", "--reasoning-format", "deepseek"),
             ],
         }
         worker = start(llama_server, **keys).wait_ready()
         assert message(worker)["content"]
-        assert worker.get("/v1/models").json()["data"][0]["id"] == "other"
 
 
 class TestConnections:

@@ -9,6 +9,7 @@ process that does nothing. tests/e2e/runtimes/test_vllm.py compares these signat
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 SUBMODULES = (
     *("config", "exceptions", "outputs", "sampling_params", "engine", "engine.arg_utils"),
+    *("utils", "utils.argparse_utils"),
     *("v1", "v1.engine", "v1.engine.async_llm", "v1.engine.exceptions"),
 )
 
@@ -47,6 +49,10 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """Takes the words of a command line."""
 
 
 @dataclass
@@ -107,6 +113,17 @@ class AsyncEngineArgs:
     mm_processor_kwargs: dict | None = None
     speculative_config: dict | None = None
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+
+    @staticmethod
+    def add_cli_args(parser, async_args_only=False):
+        parser.add_argument("--enforce-eager", action="store_true")
+        parser.add_argument("--enable-chunked-prefill", action=argparse.BooleanOptionalAction)
+        parser.add_argument("--tokenizer")
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args):
+        return cls(**vars(args))
 
 
 @dataclass

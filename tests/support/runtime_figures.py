@@ -71,7 +71,11 @@ def vllm_worker(_folders: pytest.TempPathFactory) -> conftest.Subject:
     if not build_vllm.python().exists():
         pytest.skip("make test-vllm installs it")
     return conftest.Subject(
-        "vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM, "enforce_eager": True}, {}, ""
+        "vllm",
+        REGISTRY.get("vllm"),
+        {"path": str(tiny_language.model()), **VLLM, "extra_args": ["--enforce-eager"]},
+        {},
+        "",
     )
 
 

@@ -6,15 +6,16 @@ options. The keys for speculative decoding are passed together, as one object.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters.options import of_keys
+from runtimes.adapters.server_program import FilePath, ServerConfig
 from runtimes.model_config import ModelConfig
 
-FilePath = Annotated[Path, Field(strict=False)]
 CacheType = Literal[
     "auto",
     "float16",
@@ -38,8 +39,46 @@ CACHE_BYTES: Final = MappingProxyType(
 """Bytes of a cached value by cache type; types that aren't listed take one byte, `auto` is the model's own type."""
 
 
-class VllmConfig(ModelConfig):
+SPECULATIVE: Final = MappingProxyType(
+    {
+        "speculative_method": "method",
+        "speculative_model": "model",
+        "speculative_moe_backend": "moe_backend",
+        "speculative_attention_backend": "attention_backend",
+        "num_speculative_tokens": "num_speculative_tokens",
+    }
+)
+"""Key → its name in --speculative-config."""
+
+
+class VllmConfig(ServerConfig):
     """A Hugging Face model on vLLM."""
+
+    reserved = """
+    --model --served-model-name --host --port --uds --api-key --root-path --config --hf-token --headless --grpc --grpc-port
+    --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --middleware
+    --enable-sleep-mode --device-ids --nnodes -n --node-rank -r --master-addr --master-port --data-parallel-size -dp
+    --data-parallel-rank -dpn --data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path
+    --allowed-media-domains --pipeline-parallel-size -pp --enable-elastic-ep --distributed-executor-backend
+    """  # they decide who reaches the worker, what it loads, where it runs, or what a request can make it read or fetch
+    no_options = ("max_pixels", "speculative_models", *SPECULATIVE)
+    renamed: ClassVar = {
+        "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+    }
+    former_keys: ClassVar = {
+        **of_keys(("tokenizer", "enforce_eager")),
+        "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    }
+    spellings: ClassVar[Mapping[str, str]] = {
+        "-q": "quantization",
+        "-tp": "tensor_parallel_size",
+        **dict.fromkeys(("-sc", "--speculative-config", "--spec-method"), "speculative_method"),
+        "--spec-model": "speculative_model",
+        "--spec-tokens": "num_speculative_tokens",
+        "--device-memory-utilization": "gpu_memory_utilization",
+        "--num-gpu-blocks-override": "kv_cache_memory_bytes",
+        "--no-trust-remote-code": "trust_remote_code",
+    }
 
     path: FilePath | None = Field(default=None, description="The model's folder.")
     model: str | None = Field(
@@ -117,6 +156,10 @@ class VllmConfig(ModelConfig):
         default=None, pattern=r"^[A-Za-z0-9_]+$", description="How the draft computes attention (triton_attn …)."
     )
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=64, description="Tokens drafted at once.")
+    extra_args: list[str] = Field(
+        default_factory=list,
+        description="Further options of vLLM's engine, as words of the command line of vllm serve.",
+    )
 
     @property
     def processes(self) -> int:
@@ -124,21 +167,10 @@ class VllmConfig(ModelConfig):
         return self.tensor_parallel_size or self.equal_gpus
 
 
-SPECULATIVE: Final = MappingProxyType(
-    {
-        "speculative_method": "method",
-        "speculative_model": "model",
-        "speculative_moe_backend": "moe_backend",
-        "speculative_attention_backend": "attention_backend",
-        "num_speculative_tokens": "num_speculative_tokens",
-    }
-)
-"""Key → its name in --speculative-config."""
-
 CHAT: Final = frozenset({"chat_template", "default_chat_template_kwargs"})
 """The keys that the engine doesn't know, but whoever writes its prompts."""
 
-_NO_SETTING: Final = frozenset({"path", "model", "max_pixels", "speculative_models", *SPECULATIVE, *CHAT})
+_NO_SETTING: Final = frozenset({"path", "model", "max_pixels", "speculative_models", "extra_args", *SPECULATIVE, *CHAT})
 SETTINGS: Final = frozenset(VllmConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_SETTING)
 """The keys that are engine arguments under their own names."""
 

@@ -12,7 +12,7 @@ from runtimes.adapters import ctranslate2_models, speech_recognition, whisper_si
 from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio, WhisperAdapter
 from runtimes.adapters.whisper_sizes import Size
-from runtimes.adapters.worker_adapter import ModelPath, WorkerConfig
+from runtimes.adapters.worker_adapter import ModelPath, ParallelConfig
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, Source
@@ -21,7 +21,7 @@ PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and th
 POSITIONS, TOKENS, HEAD = 1500, 448, 64
 
 
-class FasterWhisperConfig(WorkerConfig):
+class FasterWhisperConfig(ParallelConfig):
     """A Whisper model converted for CTranslate2."""
 
     type: Literal["asr"] = Field(default="asr", description="What the model is for: speech recognition.")

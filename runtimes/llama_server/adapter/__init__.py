@@ -197,7 +197,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
             **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
-            "alias": self.answers_as(config, context.model),
+            "alias": context.model,
             "host": context.host,
             "port": context.port,
         }
@@ -319,10 +319,6 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             return _chat_template(config) or ""
         except ModelUnusableError:
             return None
-
-    def answers_as(self, config: LlamaServerConfig, model: str) -> str:
-        """The worker's alias: most answers have it as their model name, whatever the request says."""
-        return config.alias or model
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
         """Text, the configured modalities, and those of the projector."""
@@ -493,8 +489,6 @@ def _file_problems(config: LlamaServerConfig) -> Iterator[str]:
 
 
 def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
-    if config.embeddings and config.rerank:
-        yield Contradiction("rerank: a worker serves embeddings or reranking, not both; configure two models")
     if config.chat_template and config.chat_template_file:
         yield Contradiction("chat_template_file: chat_template is set as well; keep one")
     if config.cache_type_v not in ("f32", "f16", "bf16") and config.flash_attn == "off":

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from runtimes.adapters import options
 from runtimes.adapters.options import Options, keys_of, of_keys
-from runtimes.model_config import DividedConfig, ModelConfig
+from runtimes.model_config import ANOTHER_NAME, DividedConfig, ModelConfig
 
 SLOTS = 4
 """The default number of requests that a worker generates at once."""
@@ -56,13 +56,19 @@ class LlamaServerConfig(DividedConfig):
     former_keys: ClassVar = {
         **of_keys(("image_min_tokens", "reasoning_budget", "threads_batch", "load_mode")),
         **of_keys(("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")),
+        **of_keys(("reasoning_format",)),
         "mmproj_offload": ("", "--no-mmproj-offload"),  # true: as the device is
+    }
+    removed_keys: ClassVar = {
+        "alias": ANOTHER_NAME,
+        "embeddings": "write type: embedding, which serves embeddings, or remove it where it is false",
     }
 
     @classmethod
     def options(cls) -> Mapping[str, str]:
         """Every spelling of an option that has a configuration key."""
-        return {option: key for option, key in KEY_OF_OPTION.items() if key not in cls.former_keys}
+        keys = {option: key for option, key in KEY_OF_OPTION.items() if key not in cls.former_keys}
+        return {option: "type" if key == "embeddings" else key for option, key in keys.items()}
 
     def says_where(self) -> bool:
         """Do llama.cpp's options without a key divide the model among GPUs?"""
@@ -113,9 +119,6 @@ class LlamaServerConfig(DividedConfig):
     )
     spec_draft_ngl: Layers | None = Field(default=None, description="Layers of the draft model on the GPU.")
     reasoning: Switch = Field(default="auto", description="Thinking by default; auto: as the chat template says.")
-    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] = Field(
-        default="auto", description="Where thoughts go; none: they stay in the content."
-    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
     parallel: int | None = Field(
         default=None,
@@ -135,9 +138,6 @@ class LlamaServerConfig(DividedConfig):
         ge=1,
         description="Physical batch size; decides buffer sizes. Default: 512; the context, where a text must be read in one piece.",
     )
-    embeddings: bool | None = Field(
-        default=None, description="Serve embeddings instead of text. Default: yes for type embedding."
-    )
     pooling: Literal["none", "mean", "cls", "last", "rank"] | None = Field(
         default=None, description="Pooling of embeddings. Default: what the file says, else mean."
     )
@@ -146,7 +146,6 @@ class LlamaServerConfig(DividedConfig):
     chat_template: str | None = Field(default=None, description="Chat template (Jinja text or a built-in name).")
     chat_template_file: FilePath | None = Field(default=None, description="File with a chat template.")
     lora: list[FilePath] = Field(default_factory=list, description="LoRA adapters.")
-    alias: str | None = Field(default=None, description="Model name the worker reports. Default: the model's name.")
     cache_ram_mib: int = Field(
         default=0, ge=0, description="Host memory for the prompts of earlier requests; counts into the footprint there."
     )
@@ -156,13 +155,16 @@ class LlamaServerConfig(DividedConfig):
     )
 
 
+WORDS = frozenset(["load_mode", "rope_scaling", "reasoning_format"])
+"""The former keys whose values are words."""
+
 _PLACING = frozenset(["--tensor-split", "-ts", "--split-mode", "-sm", "--main-gpu", "-mg", "--device", "-dev"])
 _NO_OPTION = {"path", "program", "binary", "build", "library_path", "extra_args"}
 _KEYS = LlamaServerConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
 
 FLAGS: Options = MappingProxyType(
     {
-        **of_keys(sorted(_KEYS | {"model", "host", "port"})),
+        **of_keys(sorted(_KEYS | {"model", "host", "port", "alias"})),
         **LlamaServerConfig.former_keys,
         "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
         "n_ctx": "--ctx-size",
@@ -222,8 +224,7 @@ def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]
     """The kind of the worker's answers. A process of llama.cpp serves one kind only."""
     if config.rerank:
         return "rerank"
-    embeddings = config.type == "embedding" if config.embeddings is None else config.embeddings
-    return "embeddings" if embeddings else "text"
+    return "embeddings" if config.type == "embedding" else "text"
 
 
 def layers(value: int | str) -> int:
@@ -251,8 +252,7 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
         "rerank": True if kind == "rerank" else None,
         "pooling": pooling if kind == "embeddings" else None,
     }
-    for key in ("reasoning", "reasoning_format"):
-        values[key] = None if values[key] == "auto" else values[key]
+    values["reasoning"] = None if values["reasoning"] == "auto" else values["reasoning"]
     return {key: value for key, value in values.items() if value not in (None, [])}
 
 
@@ -271,7 +271,7 @@ def embedded(words: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
         elif rest:
             word = rest.pop(0)
             try:
-                values[key] = word if key in ("load_mode", "rope_scaling") else json.loads(word)
+                values[key] = word if key in WORDS else json.loads(word)
             except ValueError:
                 others += [option, word]
     return values, others

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
-from runtimes.adapters.worker_adapter import ModelPath, WorkerConfig
+from runtimes.adapters.worker_adapter import ModelPath, ParallelConfig
 from runtimes.model_config import DividedConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "none", "fp8", "mxfp4", "bitsandbytes-8bit", "bitsandbytes-4bit"]
 
 
-class TransformersConfig(DividedConfig, WorkerConfig):
+class TransformersConfig(DividedConfig, ParallelConfig):
     """A Hugging Face model folder, run by transformers: a language model, or speech recognition (`type: asr`)."""
 
     def says_where(self) -> bool:

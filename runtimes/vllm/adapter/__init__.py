@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.adapters import chat_workers
+from runtimes.adapters.server_program import option_problems
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.adapter import OWN_VARIABLES, VllmAdapter, description, engine_environment, template_of
 from runtimes.adapters.vllm.config import engine_settings
@@ -26,7 +27,7 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.prompt_cache import NO_CACHE, PromptCache
-from runtimes.vllm.adapter.config import ENGINE, VllmWorkerConfig
+from runtimes.vllm.adapter.config import VllmWorkerConfig
 
 PROGRAM: Final = "runtimes.vllm.worker"
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -45,11 +46,10 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
     all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = VllmWorkerConfig
-    overridable_keys = (*VllmAdapter.overridable_keys, "enforce_eager")
 
     def check(self, config: VllmWorkerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Problems: missing or unreadable files, contradicting keys, a model that doesn't generate text."""
-        return (*self.problems(config), *_own_problems(config))
+        """Problems: missing or unreadable files, contradicting keys, a model that doesn't generate text, options that only llmux sets."""
+        return (*self.problems(config), *_own_problems(config), *option_problems(config))
 
     def launch(self, config: VllmWorkerConfig, context: LaunchContext) -> LaunchSpec:
         """How to start the worker. Raises RuntimeNotInstalledError, or ModelUnusableError for a missing or unreadable model."""
@@ -59,12 +59,12 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
         plan = memory.plan(config)
         engine: dict[str, JsonValue] = {
             **engine_settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
-            **config.model_dump(mode="json", include={*ENGINE}, exclude_none=True),
             "model": str(config.path or config.model),
             "served_model_name": context.model,  # in the engine's metrics
         }
         options: dict[str, JsonValue] = {
             "engine": engine,
+            "extra_args": [*config.extra_args],
             "tool_format": config.tool_format,
             "chat_template": template_of(config) if config.chat_template is not None else None,
             "chat_template_kwargs": config.default_chat_template_kwargs or {},

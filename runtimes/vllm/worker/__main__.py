@@ -32,9 +32,10 @@ OWN = {SALT: used("only requests with the same one use each other's prompts agai
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The worker's options (adapter/__init__.py). `engine` are vLLM's engine arguments."""
+    """The worker's options (adapter/__init__.py). `engine` are vLLM's engine arguments, `extra_args` further ones as words."""
 
     engine: dict[str, Any]
+    extra_args: list[str]
     tool_format: str
     chat_template: str | None
     chat_template_kwargs: dict[str, object]
@@ -57,7 +58,7 @@ class VllmWorker(TextWorker[Prompt]):
 
     def load(self) -> None:
         """Load, and generate one token."""
-        self.engine.start(self.options.engine)
+        self.engine.start(self.options.engine, self.options.extra_args)
         client = self.engine.client
         self.language = loaded(
             client.model_config,

@@ -12,7 +12,7 @@ import os
 import queue
 import secrets
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -58,10 +59,12 @@ class Engine:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def start(self, settings: Mapping[str, Any]) -> None:
-        """Load the model. `settings` are engine arguments. Raises whatever vLLM raises."""
-        arguments = AsyncEngineArgs(**settings, structured_outputs_config=StructuredOutputsConfig(backend=GRAMMARS))
-        self.client = AsyncLLM.from_engine_args(arguments)
+    def start(self, settings: Mapping[str, Any], words: Sequence[str] = ()) -> None:
+        """Load the model. `settings` are engine arguments, `words` further ones as on a command line.
+
+        Raises whatever vLLM raises, and SystemExit for a word that it doesn't know.
+        """
+        self.client = AsyncLLM.from_engine_args(_arguments(settings, words))
 
     def close(self) -> None:
         """End the engine's processes, if there are any."""
@@ -120,6 +123,16 @@ class Engine:
             sys.stderr.write("exiting: the engine of vLLM has ended\n")
             sys.stderr.flush()
             os._exit(1)
+
+
+def _arguments(settings: Mapping[str, Any], words: Sequence[str]) -> AsyncEngineArgs:
+    """The engine's arguments; the settings count more than the words."""
+    own = {**settings, "structured_outputs_config": StructuredOutputsConfig(backend=GRAMMARS)}
+    if not words:
+        return AsyncEngineArgs(**own)
+    parsed = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="extra_args")).parse_args([*words])
+    vars(parsed).update(own)
+    return AsyncEngineArgs.from_cli_args(parsed)
 
 
 def parameters(sampling: Sampling, limit: int, ends: frozenset[int], grammar: str | None) -> SamplingParams:

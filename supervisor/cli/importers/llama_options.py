@@ -41,6 +41,7 @@ _SAMPLING: Final = (
 )
 _IGNORED: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
+    | {"--alias", "-a"}  # no client sees it
 )
 _KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys add"
 _DEVICE: Final = "llmux gives each worker its devices: see `devices`, and `gpus` for several"

@@ -146,8 +146,6 @@ class _Conversion:
                 "names no --ctx-size: n_ctx is chosen to fit the device; llmux config check says how",
                 model=name,
             )
-        if filled.get("useModelName"):
-            model["alias"] = filled["useModelName"]
         if filled.get("checkEndpoint", "/health") != "/health":
             self.draft.lose(f"{where}.checkEndpoint", "llama-server is asked at /health", model=name)
         if filled.get("cmdStop"):

@@ -295,8 +295,7 @@ def _convert_vllm(draft: Draft, name: str, where: str, values: Values, keys: typ
         if field in keys.model_fields or field in keys.former_keys:
             model[field] = value
         else:
-            hint = "; try extra_args" if runtime == "vllm_serve" else ""
-            draft.lose(f"{where}.vllm_{field}", f"{runtime} has no such key{hint}", model=name)
+            draft.lose(f"{where}.vllm_{field}", f"{runtime} has no such key; try extra_args", model=name)
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":

@@ -48,10 +48,10 @@ def model_of(daemon: Daemon, name: str, field: str = "modelId") -> ModelId:
 
 
 def _other_names(model: CatalogModel) -> set[str]:
-    """A client's other names for a model: its repository on the hub, its path, its worker's name for it, its size."""
+    """A client's other names for a model: its repository on the hub, its path, its name at another server, its size."""
     config = model.config
     names = {config.source.repo} if config.source is not None else set()
-    for key in ("path", "model", "upstream_model", "served_model_name", "alias"):
+    for key in ("path", "model", "upstream_model"):
         if (value := getattr(config, key, None)) is not None:
             names.add(str(value))
     return names | set(model.adapter.known_as(config))

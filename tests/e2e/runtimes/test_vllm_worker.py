@@ -41,6 +41,9 @@ USED = {  # what the worker calls, and with which arguments
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": set(),
     "vllm.v1.engine.async_llm:AsyncLLM.get_tokenizer": set(),
     "vllm.config:StructuredOutputsConfig": {"backend"},
+    "vllm.engine.arg_utils:AsyncEngineArgs.add_cli_args": {"parser"},
+    "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args": {"args"},
+    "vllm.utils.argparse_utils:FlexibleArgumentParser.parse_args": {"args"},
     "vllm.sampling_params:StructuredOutputsParams": {"grammar"},
     "vllm.sampling_params:SamplingParams": {
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -68,7 +71,7 @@ def daemon(request, tmp_path_factory):
         "max_model_len": 512,
         "max_num_seqs": 4,
         "kv_cache_memory_bytes": CACHE_BYTES,
-        "enforce_eager": True,
+        "extra_args": ["--enforce-eager"],
     }
     endless = model | {"path": str(tiny_language.model(endless=True)), "max_model_len": 2048}
     config = {

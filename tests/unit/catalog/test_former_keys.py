@@ -16,6 +16,7 @@ from tests.support.cases import cases
 PLACE = {"path": "/m", "folder": "/tabby", "vram_mib": 1000}
 FORMER = [(name, key) for name in REGISTRY.names() for key in REGISTRY.get(name).config.former_keys]
 SAID = "llmux has no key for this option; "
+GONE = [(name, key) for name in REGISTRY.names() for key in REGISTRY.get(name).config.removed_keys]
 
 
 @pytest.fixture
@@ -50,6 +51,12 @@ class TestMessage:
             ("llama_server", {"rope_freq_scale": 0.5, "load_mode": "auto"}, ["--rope-freq-scale", "0.5"]),
             ("llama_server", {"mmproj_offload": False}, ["--no-mmproj-offload"]),
             ("tgi", {"quantize": "awq", "speculate": 2}, ["--quantize", "awq", "--speculate", "2"]),
+            (
+                "tgi",
+                {"cuda_memory_fraction": 0.5, "max_input_tokens": 9},
+                ["--cuda-memory-fraction", "0.5", "--max-input-tokens", "9"],
+            ),
+            ("vllm", {"enforce_eager": True, "enable_chunked_prefill": None}, ["--enforce-eager"]),
         ],
     )
     def test_a_line_for_all_of_the_model(self, told, runtime, keys, written):
@@ -86,7 +93,21 @@ class TestMessage:
         options = fake_servers.OPTIONS / f"{runtime}.txt"
         assert not options.exists() or line["extra_args"][0] in options.read_text().split()
 
-    @pytest.mark.parametrize(("runtime", "key"), FORMER)
+    @cases(
+        ("runtime", "keys", "said"),
+        [
+            ("llama_server", {"embeddings": True}, "write type: embedding"),
+            ("llama_server", {"alias": "a"}, "remove it: another name for a model is a virtual model"),
+            ("vllm_serve", {"served-model-name": "a"}, "remove it: another name for a model is a virtual model"),
+            ("diffusers", {"parallel": 1}, "remove it: this runtime works on one request at a time"),
+            ("llama_cpp", {"parallel": 4}, "remove it: the library has one context"),
+        ],
+    )
+    def test_what_is_no_option_either(self, told, runtime, keys, said):
+        (message,) = told(runtime, **keys).values()
+        assert message.startswith(f"llmux has no such key any more; {said}")
+
+    @pytest.mark.parametrize(("runtime", "key"), FORMER + GONE)
     def test_none_is_a_key_as_well(self, runtime, key):
         assert key not in REGISTRY.get(runtime).config.model_fields
 

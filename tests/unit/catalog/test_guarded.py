@@ -22,13 +22,11 @@ FREE = {
         "vad_model",
         "speculative_model",
         "speculative_models",
-        "tokenizer",
     ),
     # words that a runtime looks up, or sends to its worker as data
     *(
         "spec_type",
         "cache_quant",
-        "alias",
         "build",
         "cache_mode",
         "default_chat_template_kwargs",
@@ -36,7 +34,7 @@ FREE = {
     ),
     *("default_voice", "device_map", "endpoints", "gpu_split", "health_path", "inputs", "limit_mm_per_prompt"),
     *("mm_processor_kwargs", "quantization", "reasoning_parser", "revision", "variant"),
-    *("served_model_name", "speculative_attention_backend", "speculative_method", "speculative_moe_backend"),
+    *("speculative_attention_backend", "speculative_method", "speculative_moe_backend"),
     *("tool_call_parser", "tool_format", "upstream_model", "voice_aliases"),
     "files",  # of `command`, whose `cmd` is guarded
 }

@@ -41,14 +41,14 @@ class TestForeignKeys:
                 (
                     "ctx_size ctx-size c num_ctx max_model_len=n_ctx ngl n-gpu-layers num_gpu=n_gpu_layers np num_parallel=parallel"
                     " fa=flash_attn ctk=cache_type_k ctv=cache_type_v t num_thread=threads ub=ubatch_size md=draft_model"
-                    " ttl keep_alive=keep_alive_s useModelName=alias model_path=path --jnja=jinja"
+                    " ttl keep_alive=keep_alive_s model_path=path --jnja=jinja"
                 ),
             ),
             (
                 VLLM,
                 (
                     "max-model-len num_ctx ctx_size=max_model_len gpu-memory-utilization=gpu_memory_utilization"
-                    " tensor-parallel-size tp=tensor_parallel_size served-model-name=served_model_name np=max_num_seqs"
+                    " tensor-parallel-size tp=tensor_parallel_size np=max_num_seqs"
                 ),
             ),
             (

@@ -145,7 +145,7 @@ class TestFootprint:
     @of("tgi")
     def test_of_tgi_it_must_be_said(self, server):
         (problem,) = server.problems(vram_mib=None)
-        assert problem.startswith("vram_mib: TGI takes cuda_memory_fraction of its GPU")
+        assert problem.startswith("vram_mib: TGI takes its GPU, or the --cuda-memory-fraction of it")
 
 
 class TestProgram:

@@ -23,7 +23,7 @@ class TestLlamaServerOptions:
             ("--reranking", {"type": "embedding", "rerank": True}),
             ("--lora a,b --lora c", {"lora": ["a", "b", "c"]}),
             ("--ctx_size 1024", {"n_ctx": 1024}),
-            ("--rope-freq-scale 0.5 --alias 7", {"rope_freq_scale": "0.5", "alias": "7"}),
+            ("--rope-freq-scale 0.5 --alias 7", {"rope_freq_scale": "0.5"}),
             ("--sleep-idle-seconds 60", {"keep_alive_s": 60}),
             ("--host 0.0.0.0 --port 1 --metrics --no-webui", {}),
             ("-np -1 -ngl auto", {}),

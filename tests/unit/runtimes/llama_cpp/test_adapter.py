@@ -51,8 +51,7 @@ class TestConfiguration:
         assert "keep one" in twice
 
     def test_one_request_at_a_time(self):
-        with pytest.raises(ValueError, match="parallel"):
-            config(parallel=2)
+        assert ADAPTER.target_inflight(config()) == 1
 
     def test_capabilities(self):
         known = ADAPTER.capabilities(config(n_ctx=2048))

@@ -125,8 +125,7 @@ class TestArguments:
             spec_draft_n_max=5,
             spec_draft_p_min=0.1,
             spec_draft_ngl=-1,
-            reasoning_format="none",
-            extra_args=["--no-warmup"],
+            extra_args=["--reasoning-format", "none"],
         )
         assert spec.library_path == ("/opt/llama/lib", "/opt/cuda/lib64")
         assert option(spec, "--ctx-size") == "4096"
@@ -136,7 +135,6 @@ class TestArguments:
         assert option(spec, "--spec-draft-n-max") == "5"
         assert option(spec, "--spec-draft-p-min") == "0.1"
         assert option(spec, "--reasoning-format") == "none"
-        assert spec.argv[-1] == "--no-warmup"
 
     def test_several_kinds_of_speculative_decoding(self, path_with, installed):
         path_with("llama-server")
@@ -244,6 +242,8 @@ class TestCheck:
             "10000.0",
             "--reasoning-budget",
             "-1",
+            "--reasoning-format",
+            "none",
         ]
         assert check(extra_args=words) == ()
         settings = json.loads(launch(installed, extra_args=words).argv[-1])
@@ -253,6 +253,7 @@ class TestCheck:
             "mmproj_offload": False,
             "rope_freq_base": 10000.0,
             "reasoning_budget": -1,
+            "reasoning_format": "none",
         }
         path_with("llama-server")
         assert launch(installed, extra_args=words).argv[-len(words) :] == tuple(words)
@@ -260,7 +261,6 @@ class TestCheck:
     @cases(
         ("keys", "named"),
         [
-            ({"embeddings": True, "rerank": True}, "rerank"),
             ({"chat_template": "chatml", "chat_template_file": __file__}, "chat_template_file"),
             ({"cache_type_v": "q8_0", "flash_attn": False}, "cache_type_v"),
             ({"spec_type": "draft-simple"}, "spec_type"),

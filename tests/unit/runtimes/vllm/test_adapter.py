@@ -61,6 +61,11 @@ class TestLaunch:
         assert engine["kv_cache_memory_bytes"] > 0
         assert "max_pixels" not in engine
 
+    def test_further_options_are_the_workers_to_read(self, launch):
+        given = options(launch(extra_args=["--enforce-eager"]))
+        assert given["extra_args"] == ["--enforce-eager"]
+        assert "extra_args" not in given["engine"]
+
     def test_what_the_engine_does_not_know_is_the_workers(self, launch, tmp_path):
         template = tmp_path / "template"
         template.write_text("{{ messages }}")
@@ -95,11 +100,10 @@ class TestKeys:
 
     def test_which(self):
         assert VllmServeConfig.model_fields.keys() - VllmWorkerConfig.model_fields.keys() == {
-            *("binary", "library_path", "served_model_name", "runner", "extra_args"),
-            *("reasoning_parser", "tool_call_parser"),
+            *("binary", "library_path", "runner", "reasoning_parser", "tool_call_parser"),
         }
         beside = VllmWorkerConfig.model_fields.keys() - VllmServeConfig.model_fields.keys()
-        assert beside == {"tool_format", *VllmServeConfig.former_keys}  # here there is no command line for them
+        assert beside == {"tool_format"}
 
     @pytest.mark.parametrize(
         ("keys", "said"),
@@ -113,6 +117,12 @@ class TestKeys:
             ),
             ({"env": {"LLMUX_WORKER_KEY": "x"}}, "env: LLMUX_WORKER_KEY is set by llmux"),
             ({"env": {"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"}}, "env: VLLM_WORKER_MULTIPROCESSING_METHOD is set"),
+            ({"extra_args": ["--runner", "pooling"]}, "extra_args: --runner is set by llmux"),
+            (
+                {"extra_args": ["--structured-outputs-config.backend", "x"]},
+                "extra_args: --structured-outputs-config is set",
+            ),
+            ({"extra_args": ["--dtype=half"]}, "extra_args: --dtype has a key of its own, dtype"),
         ],
     )
     def test_complaints(self, config, keys, said):

@@ -96,9 +96,8 @@ class TestLaunch:
     """Every key reaches the program; secrets don't reach its argv."""
 
     def test_its_answers_carry_the_first_of_its_names(self, launch, config):
-        for keys in ({}, {"served_model_name": "other"}):
-            first, _ = option(launch(**keys), "--served-model-name", 2)
-            assert first == ADAPTER.answers_as(config(**keys), "gemma")
+        first, _ = option(launch(), "--served-model-name", 2)
+        assert first == ADAPTER.answers_as(config(), "gemma")
 
     def test_what_every_worker_gets(self, launch, folder, binary):
         spec = launch()
@@ -180,7 +179,6 @@ class TestLaunch:
                 {"default_chat_template_kwargs": {"enable_thinking": False}},
                 ["--default-chat-template-kwargs", '{"enable_thinking": false}'],
             ),
-            ({"served_model_name": "other"}, ["--served-model-name", "other", "model"]),
             ({"extra_args": ["--attention-backend", "triton_attn"]}, ["--attention-backend", "triton_attn"]),
             ({"type": "embedding"}, ["--runner", "pooling"]),
         ],
@@ -342,6 +340,7 @@ class TestComplaints:
             (["--speculative-config.method", "mtp"], "--speculative-config has a key of its own, speculative_method"),
             (["--num-gpu-blocks-override=9"], "--num-gpu-blocks-override has a key of its own, kv_cache_memory_bytes"),
             (["--middleware", "x"], "--middleware is set by llmux"),
+            (["--served-model-name", "x"], "--served-model-name is set by llmux"),
         ],
     )
     def test_options_that_arent_for_extra_args(self, check, words, said):
