@@ -19,7 +19,7 @@ from runtimes.model_config import ModelConfig, Source
 from supervisor.catalog.document.document import Leaf, Node, Table, plain, tree_of
 from supervisor.core.types import ModelId
 
-MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model", "tokenizer")
+MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model")
 _FETCHED: Final = ("path", "mmproj")
 _GGML = re.compile(r"(?:[^*?\[]*/)?ggml-[^/*?\[]+\.bin", re.IGNORECASE)
 _CACHED = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)")
