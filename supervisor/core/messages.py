@@ -22,10 +22,10 @@ def devices_listed(devices: Iterable[DeviceSpec | DeviceView]) -> str:
 
 def residents_listed(residents: Iterable[Resident]) -> str:
     """Each resident with its type, what it holds, and its condition."""
-    return ", ".join(f"{r.model} ({r.type}, {reserved_text(r)}, {_condition(r)})" for r in residents)
+    return ", ".join(f"{r.model} ({r.type}, {reserved_text(r)}, {_condition_text(r)})" for r in residents)
 
 
-def _condition(resident: Resident) -> str:
+def _condition_text(resident: Resident) -> str:
     match resident.block:
         case EvictionBlock.BUSY:
             return f"{requests_counted(resident.in_flight)} in flight"

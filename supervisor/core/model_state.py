@@ -240,13 +240,13 @@ class ModelState:
         """How many seconds loading it again is expected to take: as long as the last load, else by its size."""
         return max(1.0, self.spec.footprint.mib / RELOAD_MIB_PER_S) if self.load_s is None else self.load_s
 
-    def ask(self, now: float) -> float:
+    def request_load(self, now: float) -> float:
         """An operator wants it loaded. Returns since when."""
         since = now if self.asked_at is None else self.asked_at
         self.load_intent = replace(self.load_intent or LoadIntent(), asked_at=since)
         return since
 
-    def give_up(self) -> None:
+    def drop_operator_request(self) -> None:
         """Drop the operator's wish."""
         rest = replace(self.load_intent or LoadIntent(), asked_at=None)
         self.load_intent = None if rest == LoadIntent() else rest
@@ -267,13 +267,13 @@ class ModelState:
 
     def options(self, devices: tuple[DeviceSpec, ...]) -> dict[Devices, Option]:
         """The device sets where the model may go, of these devices, with the leases it needs there, in the order of ids."""
-        return self._where(devices)[0]
+        return self._options_and_spread(devices)[0]
 
     def spread(self, devices: tuple[DeviceSpec, ...]) -> Spread | None:
         """How the model goes over several of these devices where no option is possible; None: it never does."""
-        return self._where(devices)[1]
+        return self._options_and_spread(devices)[1]
 
-    def _where(self, devices: tuple[DeviceSpec, ...]) -> tuple[dict[Devices, Option], Spread | None]:
+    def _options_and_spread(self, devices: tuple[DeviceSpec, ...]) -> tuple[dict[Devices, Option], Spread | None]:
         known = self.known_options
         if known is None or known[0] is not self.spec or known[1] is not devices:
             apart = spread(self.spec, devices)
@@ -295,7 +295,7 @@ class ModelState:
 
     def least_mib(self, device: DeviceId, devices: tuple[DeviceSpec, ...]) -> int | None:
         """The least MiB that the model may have to lease on `device`; None: it never goes there."""
-        options, apart = self._where(devices)
+        options, apart = self._options_and_spread(devices)
         if apart is not None and device in apart.devices:
             return apart.margin_mib + 1
         if (alone := options.get((device,))) is not None:

@@ -27,7 +27,7 @@ def load(state: SchedulerState, step: Step, event: LoadRequested) -> None:
         return
     for each in state.replicas(model):
         if not each.spec.trouble:
-            _reset(step, each, "reset by an operator")
+            _reset_failures(step, each, "reset by an operator")
         each.unloaded_by_operator = False
         each.last_wanted_at = -math.inf
         state.update_wanted(each)
@@ -38,12 +38,12 @@ def load(state: SchedulerState, step: Step, event: LoadRequested) -> None:
     elif model.state is not WorkerState.READY and state.is_served_elsewhere(model):
         model.request_restore()
     elif model.state is not WorkerState.READY:
-        since = model.ask(step.now)
+        since = model.request_load(step.now)
         state.wake(state.admission.gives_up_at(since), model.id)
     state.update_wanted(model)
 
 
-def _reset(step: Step, model: ModelState, reason: str) -> None:
+def _reset_failures(step: Step, model: ModelState, reason: str) -> None:
     model.mistake = None
     if (model.state, Trigger.RESET) in TABLE:
         advance(model, Trigger.RESET, step.now, reason)
@@ -55,12 +55,12 @@ def unload(state: SchedulerState, step: Step, event: UnloadRequested) -> None:
     if model is None:
         return
     for each in reversed(state.replicas(model)):  # the first one last: then nobody else serves its line
-        _unload(state, step, each, event.reason, force=event.force)
+        _unload_replica(state, step, each, event.reason, force=event.force)
     if event.spec is not None:
-        _specify_all(state, step, event.spec, event.reason)
+        _apply_spec_to_replicas(state, step, event.spec, event.reason)
 
 
-def _unload(state: SchedulerState, step: Step, model: ModelState, reason: str, *, force: bool) -> None:
+def _unload_replica(state: SchedulerState, step: Step, model: ModelState, reason: str, *, force: bool) -> None:
     model.load_intent = None
     model.unloaded_by_operator = True
     message = f"{MODEL_PLACEHOLDER} was {reason}."
@@ -69,7 +69,7 @@ def _unload(state: SchedulerState, step: Step, model: ModelState, reason: str, *
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
     if not model.spec.trouble:
-        _reset(step, model, reason)
+        _reset_failures(step, model, reason)
     state.update_wanted(model)
 
 
@@ -87,7 +87,7 @@ def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None
     if model.state is WorkerState.STARTING:
         stop_now(state, step, model, StopCause.OPERATOR, f"its load was {reason}", force=True)
     else:
-        _reset(step, model, f"its load was {reason}")
+        _reset_failures(step, model, f"its load was {reason}")
     if not state.is_served_elsewhere(model):
         message = f"The load of {MODEL_PLACEHOLDER} was {reason}."
         reject_all(state, step, state.models[model.queue_key], RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
@@ -114,27 +114,27 @@ def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
     """Give the model other settings from now on."""
     model = state.models.get(event.spec.id)
     if model is not None and not model.removed:
-        _specify_all(state, step, event.spec, "an operator loads it with other settings")
+        _apply_spec_to_replicas(state, step, event.spec, "an operator loads it with other settings")
 
 
-def _specify_all(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
+def _apply_spec_to_replicas(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
     """Specify the model and its replicas anew."""
     for each in replicas.expanded((spec,), state.limits):
-        _specify(state, step, each, why)
+        _apply_spec(state, step, each, why)
         state.touch(state.models[each.id])
     state.wanted.give_up_places()  # it may not run there any more
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     """Apply the whole configuration, at boot or after a reload."""
-    state.follow(state.admission.configured(event.limits, event.policy))
+    state.use_policy(state.admission.configured(event.limits, event.policy))
     state.ledger.configure(event.devices, event.limits)
     specs = tuple(replicas.expanded(event.models, event.limits))
     named = {spec.id for spec in specs}
     state.groups = replicas.groups(specs)
     for spec in specs:
         step.about = spec.id
-        _specify(state, step, spec, "its configuration changed")
+        _apply_spec(state, step, spec, "its configuration changed")
     for model in list(state.models.values()):
         step.about = model.id
         if model.id not in named and model.partner is None:
@@ -153,7 +153,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     state.wanted.give_up_places()  # a device may be gone
 
 
-def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
+def _apply_spec(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
     model = state.models.get(spec.id)
     if model is None:
         model = ModelState(
@@ -170,20 +170,20 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
             model.request_restore()
             stop_worker(state, step, model, StopCause.CONFIGURATION, why)
     else:
-        _respecify(state, step, model, spec, why)
+        _apply_spec_at_once(state, step, model, spec, why)
     if (first := state.models.get(spec.replica_of or spec.id)) is not None:
         model.pin = None if spec.extra else first.pin
     state.update_wanted(model)
 
 
-def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
+def _apply_spec_at_once(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
     """Apply a specification at once: the model has no worker, or its worker may go on as it is."""
     is_mended = bool(model.spec.trouble) and not spec.trouble
     if is_mended and model.state is WorkerState.FAILED:
         why = "what was missing is there"
         step.decide("recovered", model.id, why)
     if (model.spec.definition, model.spec.trouble) != (spec.definition, spec.trouble):
-        _reset(step, model, why)
+        _reset_failures(step, model, why)
         if spec.remote:
             model.request_restore()
     if spec.preload and not model.spec.preload and not model.has_worker:

@@ -38,14 +38,14 @@ class Recovery:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._kept = SchedulerState()
-        self._keep()
+        self._saved_state = SchedulerState()
+        self._save_state()
 
     def note(self, event: Event, now: float) -> None:
         """Remember an event that was handled at `now`."""
-        self._since.append((event, now))
-        if len(self._since) >= self._most or type(event) is Configured:  # it may have changed every model
-            self._keep()
+        self._events_since.append((event, now))
+        if len(self._events_since) >= self._max_events or type(event) is Configured:  # it may have changed every model
+            self._save_state()
 
     def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
         """Handling `event` at `now` raised `mistake`: restore the state, and handle it so that only its model fails.
@@ -56,7 +56,7 @@ class Recovery:
         is_repeated = is_dropped = False
         about = _model_at_fault(mistake)
         while True:
-            self._undo()
+            self._restore_state()
             if about is not None and about not in failed and len(failed) < MOST_FAILED and not is_dropped:
                 failed = (*failed, about)
             elif not failed and not is_repeated:
@@ -65,7 +65,7 @@ class Recovery:
                 is_dropped = True
             else:
                 return None
-            again = Mishandled(None if is_dropped else event, failed, _kind(mistake)) if failed else event
+            again = Mishandled(None if is_dropped else event, failed, _exception_name(mistake)) if failed else event
             try:
                 effects = self._scheduler.handle(again, now)
             except Exception as another:  # noqa: BLE001  # this is the one place that takes them
@@ -74,38 +74,38 @@ class Recovery:
                 self.note(again, now)
                 return again, effects
 
-    def _keep(self) -> None:
-        state, before = self._scheduler.state, self._kept.models
+    def _save_state(self) -> None:
+        state, before = self._scheduler.state, self._saved_state.models
         idle = ((id(each), each, before.get(each.id)) for each in state.models.values() if each.worker is None)
         same = {place: kept for place, each, kept in idle if each == kept}  # of thousands nearly all: no copy for these
-        self._kept = _copied(state, same)
-        self._since: list[tuple[Event, float]] = []
-        self._most = MOST_EVENTS + EVENTS_PER_MODEL * len(self._kept.models)
+        self._saved_state = _copy_value(state, same)
+        self._events_since: list[tuple[Event, float]] = []
+        self._max_events = MOST_EVENTS + EVENTS_PER_MODEL * len(self._saved_state.models)
 
-    def _undo(self) -> None:
+    def _restore_state(self) -> None:
         """Restore the state as it was after the last event that was noted."""
-        state, whole = self._scheduler.state, copied(self._kept)
+        state, whole = self._scheduler.state, copied(self._saved_state)
         for attribute in _slots[SchedulerState]:  # others know the state by this object
             setattr(state, attribute, getattr(whole, attribute))
-        for event, at in self._since:
+        for event, at in self._events_since:
             self._scheduler.handle(event, at)
-        self._keep()  # the next attempt may raise, too
+        self._save_state()  # the next attempt may raise, too
 
 
 def _model_at_fault(mistake: Exception) -> ModelId | None:
     return mistake.about if isinstance(mistake, MishandledError) else None
 
 
-def _kind(mistake: Exception) -> str:
+def _exception_name(mistake: Exception) -> str:
     return type(mistake.__cause__ or mistake).__name__
 
 
 def copied(value: Any) -> Any:
     """A deep copy of a state, but for values that never change. An object that stands in several places has one copy."""
-    return _copied(value, {})
+    return _copy_value(value, {})
 
 
-def _copied(value: Any, seen: dict[int, Any]) -> Any:
+def _copy_value(value: Any, seen: dict[int, Any]) -> Any:
     kind: Any = type(value)
     if (made := seen.get(id(value))) is not None:
         return made
@@ -114,7 +114,7 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
         if not all(map(_is_value.__getitem__, set(map(type, value.values())))):  # else a long queue takes long
             for key, item in value.items():
                 if not _is_value[type(item)]:
-                    made[key] = _copied(item, seen)
+                    made[key] = _copy_value(item, seen)
     elif kind is set:
         made = set(value)
     elif kind is list or kind is deque:
@@ -122,14 +122,14 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
         if not all(map(_is_value.__getitem__, set(map(type, value)))):
             for index, item in enumerate(value):
                 if not _is_value[type(item)]:
-                    made[index] = _copied(item, seen)
+                    made[index] = _copy_value(item, seen)
     else:
         made = seen[id(value)] = object.__new__(kind)
         anew = getattr(kind, "UNRECORDED", ())
         for attribute in (*_slots[kind], *getattr(value, "__dict__", ())):
             item = None if attribute in anew else getattr(value, attribute)
             if not _is_value[type(item)]:
-                item = _copied(item, seen)
+                item = _copy_value(item, seen)
             setattr(made, attribute, item)
     seen[id(value)] = made
     return made

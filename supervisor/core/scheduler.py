@@ -79,7 +79,7 @@ class Scheduler:
         try:
             if (effects := plain.handle_if_plain(self.state, event, now)) is not None:
                 return effects
-            self._take(step, event)
+            self._apply_event(step, event)
             step.about, is_taken = None, True
             timers.fire(self.state, step)
             if isinstance(event, Tick | Mishandled) or self.state.ledger.has_changed():
@@ -107,7 +107,7 @@ class Scheduler:
         """Does a load wait for memory, or does memory come back, so that readings should be frequent?"""
         return bool(self.state.wanted) or self.state.ledger.is_waiting()
 
-    def _take(self, step: Step, event: Event) -> None:
+    def _apply_event(self, step: Step, event: Event) -> None:
         """Apply the event."""
         state = self.state
         match event:
@@ -164,7 +164,7 @@ class Scheduler:
                 termination.mishandled(state, step, models, why)
                 if inner is not None:
                     step.about = _model_of(inner)
-                    self._take(step, inner)
+                    self._apply_event(step, inner)
                     termination.mishandled(state, step, models, why)
             case Tick():
                 pass

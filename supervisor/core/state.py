@@ -71,11 +71,11 @@ class SchedulerState:
     def limits(self) -> Limits:
         return self.admission.limits
 
-    def follow(self, admission: AdmissionPolicy) -> None:
+    def use_policy(self, admission: AdmissionPolicy) -> None:
         """Decide by this policy from now on."""
         if admission is not self.admission:
             self.admission = admission
-            self.queue.follow(admission)
+            self.queue.use_policy(admission)
 
     def wake(self, at: float, model_id: ModelId) -> None:
         """Set a timer to look at the model again at `at`, unless that is infinite. A needless timer is harmless."""
@@ -174,12 +174,12 @@ class SchedulerState:
         else:
             lost = self.wanted.remove(model.id)
         for device in lost:
-            self.ledger.mark(device)
+            self.ledger.mark_changed(device)
 
     def touch(self, model: ModelState) -> None:
         """Something about the model has changed: plan it again, and all who want the memory that it holds."""
         for device in model.devices:
-            self.ledger.mark(device)
+            self.ledger.mark_changed(device)
         self.wanted.plan_again(model.id)
 
     def claims(self, model_id: ModelId) -> tuple[ModelId, ...]:

@@ -39,7 +39,7 @@ def _act_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
             step.decide("retry", model.id, reason)
         advance(model, Trigger.RETRY, step.now, reason)
         settle_trouble(state, step, model)
-    _give_up(state, step, model)
+    _give_up_load(state, step, model)
     default_models.return_if_due(state, step, model)
     eviction.end_due_drain(state, step, model)
     if model.state is WorkerState.READY:
@@ -51,14 +51,14 @@ def _act_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
     state.touch(model)
 
 
-def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:
+def _give_up_load(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Give up a load that an operator asked for when it has waited as long as a request may; its victims drain until then."""
     asked_at = model.asked_at
     if model.partner is not None:  # whoever asks for it says how long
         return
     if asked_at is None or model.state is WorkerState.STARTING or step.now < state.admission.gives_up_at(asked_at):
         return
-    model.give_up()
+    model.drop_operator_request()
     reason = f"it was asked for and got no place within {state.limits.queue_wait_s:.0f} s"
     if model.state is WorkerState.STOPPED:
         model.life.reason = reason

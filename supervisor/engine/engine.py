@@ -114,7 +114,9 @@ class Engine(ReadDoor):
         # No tick comes sooner: one that is dropped would come at once, again and again.
         self._rests_until = float("-inf")
         self._impatient = False
-        self._sampling = Sampling([partial(self._read, part) for part in sampler.parts], self._scheduler.is_impatient)
+        self._sampling = Sampling(
+            [partial(self._read_memory, part) for part in sampler.parts], self._scheduler.is_impatient
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
         self._finished: Callable[[TicketId], None] | None = None  # set iff a successor schedules
@@ -133,9 +135,9 @@ class Engine(ReadDoor):
             return
         self._events.append(event)
         if not self._handling:
-            self._handle(event)
+            self._handle_posted(event)
 
-    def _handle(self, event: Event | None) -> None:
+    def _handle_posted(self, event: Event | None) -> None:
         """Handle everything that was posted. Raises only what went wrong in handling `event`."""
         self._handling = True
         mistake: Exception | None = None
@@ -147,7 +149,7 @@ class Engine(ReadDoor):
                 effects = self._scheduler.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
-                recovered = self._recovered(following, began, error)
+                recovered = self._recover(following, began, error)
                 if recovered is None:
                     self._rests_until, settled = began + DROPPED_S, False
                     mistake = error if following is event else mistake
@@ -170,7 +172,7 @@ class Engine(ReadDoor):
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadRequested)):
                     self._sampling.soon()
-            self._notify(began, following, effects, is_settled=is_settled)
+            self._notify_observers(began, following, effects, is_settled=is_settled)
         self._handling = False
         if not settled:
             self._look_ahead()
@@ -179,7 +181,7 @@ class Engine(ReadDoor):
         if mistake is not None:
             raise mistake
 
-    def _recovered(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
+    def _recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
         """Restore the state and return the event that was handled instead, with its effects; None: nothing was.
 
         Raises nothing, so that the events after it are handled in any case.
@@ -193,7 +195,9 @@ class Engine(ReadDoor):
             log.critical("event.dropped", happened=repr(event))
         return recovered
 
-    def _notify(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
+    def _notify_observers(
+        self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False
+    ) -> None:
         """Call all recordings and observers. A bug in one of them must not stop the engine."""
         try:
             for recording in tuple(self._recordings) if self._recordings else ():
@@ -246,18 +250,18 @@ class Engine(ReadDoor):
         elif isinstance(effect, StopWorker):
             self._events.append(WorkerUnkillable(effect.model, effect.generation, message))
         elif isinstance(effect, Dispatch):
-            self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
+            self._reject_ticket(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
             self._events.append(RequestFinished(effect.ticket))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
-                self._dispatch(effect)
+                self._dispatch_ticket(effect)
             case Decided(kind, model, reason):
                 self.before_line()
                 log.info("decision.made", kind=kind, model=model, reason=reason)
             case Reject():
-                self._reject(effect)
+                self._reject_ticket(effect)
             case StartWorker():
                 self._fleet.start(effect, self.post)
             case StopWorker():
@@ -269,22 +273,22 @@ class Engine(ReadDoor):
             case AskClients(model, generation):
                 self._events.append(ClientsRead(model, generation, blocking_reads(self._tickets.values(), effect)))
             case Learn(model, device, mib=mib):
-                self._store(effect)
+                self._store_learned(effect)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case LearnLoad():
-                self._store(effect)
+                self._store_learned(effect)
             case Alert(code, message, device, model):
                 self.before_line()
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
             case _:
                 assert_never(effect)
 
-    def _store(self, learned: Learn | LearnLoad) -> None:
+    def _store_learned(self, learned: Learn | LearnLoad) -> None:
         if self._learn is not None:
             self._tasks.add(task := asyncio.create_task(self._learn(learned)))
             task.add_done_callback(self._tasks.discard)
 
-    def _dispatch(self, effect: Dispatch) -> None:
+    def _dispatch_ticket(self, effect: Dispatch) -> None:
         ticket = self._tickets[effect.ticket]
         ticket.model, ticket.generation = effect.model, effect.generation
         ticket.upstream = self._fleet.upstream(effect.model, effect.generation)
@@ -292,7 +296,7 @@ class Engine(ReadDoor):
         ticket.admitted = self.clock()
         ticket.wake()
 
-    def _reject(self, effect: Reject) -> None:
+    def _reject_ticket(self, effect: Reject) -> None:
         ticket = self._tickets.get(effect.ticket)
         if ticket is not None:
             ticket.rejection = effect
@@ -525,9 +529,9 @@ class Engine(ReadDoor):
 
     async def sample(self) -> None:
         """Read the memory of all devices and workers once, and post the readings."""
-        await asyncio.gather(*(self._read(part) for part in self._sampler.parts))
+        await asyncio.gather(*(self._read_memory(part) for part in self._sampler.parts))
 
-    async def _read(self, sampler: MemorySampler) -> None:
+    async def _read_memory(self, sampler: MemorySampler) -> None:
         for reading in (await sampler.sample({**self._fleet.holders(), **self._measured_partners()})).by_device():
             try:
                 self.post(reading)
@@ -552,7 +556,7 @@ class Engine(ReadDoor):
 
     def thaw(self) -> None:
         """Handle the events that were posted meanwhile, and all that follow. Harmless when not frozen."""
-        self._handle(None)
+        self._handle_posted(None)
 
     async def calm(self) -> None:
         """After HandoverRequested: wait until no worker is starting or stopping. Raises UnavailableError if one can't be stopped."""

@@ -156,7 +156,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
 def read_worker(message: Message) -> InheritedWorker:
     """The worker of a message. Raises InvalidRequestError for fields that this version doesn't know."""
     facts = message.content["worker"]
-    return InheritedWorker(_adopted(facts["adopted"]), facts, message.descriptors)
+    return InheritedWorker(_unpack_adopted(facts["adopted"]), facts, message.descriptors)
 
 
 def last_message(adopted: WorkerAdopted, heard: bytes) -> Json:
@@ -167,7 +167,7 @@ def last_message(adopted: WorkerAdopted, heard: bytes) -> Json:
 def read_last(content: Json, predecessor: int) -> tuple[WorkerAdopted, bytes]:
     """A worker's last message: its adoption, and its `heard` bytes. The predecessor's requests get ids that none of ours has."""
     last = content["last"]
-    adopted = _adopted(last["adopted"])
+    adopted = _unpack_adopted(last["adopted"])
     tickets = tuple(foreign(predecessor, ticket) for ticket in adopted.tickets)
     return replace(adopted, tickets=tickets), base64.b64decode(last["heard"])
 
@@ -177,7 +177,7 @@ def foreign(predecessor: int, ticket: str) -> TicketId:
     return TicketId(f"{predecessor}:{ticket}")
 
 
-def _adopted(content: Any) -> WorkerAdopted:
+def _unpack_adopted(content: Any) -> WorkerAdopted:
     adopted = unpacked(content)
     assert isinstance(adopted, WorkerAdopted)
     return adopted

@@ -60,7 +60,7 @@ class Partners:
         self._store: Store | None = None
         self.shared: SharedLeases | None = None  # set iff others lease memory of the same devices
         self._tasks: set[asyncio.Task[None]] = set()
-        engine.observers.append(self._observe)
+        engine.observers.append(self._delete_ended)
 
     def restore(self, store: Store) -> None:
         """Restore the leases in the store, and keep new ones there. Call this before the first reading of memory."""
@@ -68,7 +68,7 @@ class Partners:
         known = {device.id for device in self._sampler.devices()}
         for name, kept in store.items(_COLLECTION).items():
             try:
-                event = _restored(ModelId(name), kept)
+                event = _parse_stored(ModelId(name), kept)
             except (LookupError, TypeError, ValueError) as error:
                 log.warning("lease.unreadable", lease=name, reason=repr(error))
                 continue
@@ -91,23 +91,23 @@ class Partners:
                 await asyncio.sleep(error.retry_after_s)
 
     async def _take_once(self, wanted: LeaseRequest) -> Lease:
-        spec = self._spec(wanted)
+        spec = self._model_spec(wanted)
         partner = Partner(wanted.holder, wanted.ttl_s or TTL_S, wanted.wait, wanted.pid)
         try:
             await self._engine.lease(LeaseRequested(spec, partner))
-            await self._share(spec.id)
-            await self._save(spec.id)
+            await self._take_shared_lease(spec.id)
+            await self._save_lease(spec.id)
         except BaseException as error:
             reason = "not granted" if isinstance(error, LlmuxError) else "its client disconnected"
             self._engine.post(LeaseEnded(spec.id, reason))
             raise
         return self.view(spec.id)
 
-    async def _share(self, name: ModelId) -> None:
+    async def _take_shared_lease(self, name: ModelId) -> None:
         """Lease in the shared store. Raises LeaseUnavailableError if another coordinator was faster."""
         if self.shared is None:
             return
-        model = self._find(name).model
+        model = self._find_lease(name).model
         trouble = await self.shared.take(
             (name, model.generation), model.devices, tuple(lease.mib for lease in model.leases)
         )
@@ -116,20 +116,20 @@ class Partners:
 
     async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Lease:
         """A heartbeat. Raises NotFoundError if the lease has ended: then the holder must stop."""
-        if not self._find(name).is_granted:
+        if not self._find_lease(name).is_granted:
             raise _no_lease(name)
         self._engine.post(LeaseRenewed(ModelId(name), ttl_s, pid))
         if (ttl_s, pid) != (None, None):
-            await self._save(ModelId(name))
+            await self._save_lease(ModelId(name))
         return self.view(name)
 
     def end(self, name: str) -> LeaseEnd:
         """End a lease, because its holder has ended or no longer needs it. Raises NotFoundError."""
-        self._find(name)
+        self._find_lease(name)
         self._engine.post(LeaseEnded(ModelId(name), "its holder ended it"))
         return LeaseEnd(name, ended=True)
 
-    def _spec(self, wanted: LeaseRequest) -> ModelSpec:
+    def _model_spec(self, wanted: LeaseRequest) -> ModelSpec:
         known = {device.id: device.spec for device in self._sampler.devices()}
         named = [wanted.device] if isinstance(wanted.device, str) else wanted.device or []
         for device in named:
@@ -151,19 +151,19 @@ class Partners:
 
     def views(self) -> list[Lease]:
         """All leases, oldest first."""
-        return [self._view(found) for found in self._engine.partners()]
+        return [self._lease_view(found) for found in self._engine.partners()]
 
     def view(self, name: str) -> Lease:
         """One lease. Raises NotFoundError."""
-        return self._view(self._find(name))
+        return self._lease_view(self._find_lease(name))
 
-    def _find(self, name: str) -> PartnerStatus:
+    def _find_lease(self, name: str) -> PartnerStatus:
         for found in self._engine.partners():
             if found.id == name:
                 return found
         raise _no_lease(name)
 
-    def _view(self, status: PartnerStatus) -> Lease:
+    def _lease_view(self, status: PartnerStatus) -> Lease:
         model, partner = status.model, status.partner
         return Lease(
             id=status.id,
@@ -189,9 +189,9 @@ class Partners:
 
     # -------------------------------------------------------------------------------------------------------- keeping
 
-    async def _save(self, name: ModelId) -> None:
+    async def _save_lease(self, name: ModelId) -> None:
         """Save the lease for the next daemon. If that fails, the lease is still valid in this daemon."""
-        found = self._find(name)
+        found = self._find_lease(name)
         kept: Json = {
             "holder": found.partner.holder,
             "vram_mib": found.model.spec.footprint.mib,
@@ -201,15 +201,15 @@ class Partners:
             "ttl_s": found.partner.ttl_s,
             "pid": found.partner.pid,
         }
-        await self._put(name, kept)
+        await self._put_in_store(name, kept)
 
-    def _observe(self, _event: Event, effects: Sequence[Effect]) -> None:
+    def _delete_ended(self, _event: Event, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if type(effect) is Decided and effect.kind == "lease_ended" and effect.model is not None:
-                self._tasks.add(task := asyncio.create_task(self._put(effect.model, None)))
+                self._tasks.add(task := asyncio.create_task(self._put_in_store(effect.model, None)))
                 task.add_done_callback(self._tasks.discard)
 
-    async def _put(self, name: ModelId, value: Json | None) -> None:
+    async def _put_in_store(self, name: ModelId, value: Json | None) -> None:
         if self._store is None:
             return
         try:
@@ -224,12 +224,12 @@ def _no_lease(name: str) -> NotFoundError:
     )
 
 
-def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
+def _parse_stored(name: ModelId, kept: JsonValue) -> LeaseRestored:
     """Parse a stored lease. Raises LookupError, TypeError or ValueError for anything else."""
     if not isinstance(kept, dict):
         raise TypeError(kept)
     fields: dict[str, object] = dict(kept)
-    devices = tuple(DeviceId(str(device)) for device in _list(fields["devices"]))
+    devices = tuple(DeviceId(str(device)) for device in _require_list(fields["devices"]))
     footprint = Footprint(int(str(fields["vram_mib"])), FootprintSource.EXPLICIT, "as asked for")
     gpus, mib, pid = int(str(fields["gpus"])), int(str(fields["mib"])), fields["pid"]
     priority = min(DEFAULT_PRIORITY.values())
@@ -238,7 +238,7 @@ def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
     return LeaseRestored(spec, partner, devices, mib)
 
 
-def _list(value: object) -> list[object]:
+def _require_list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise TypeError(value)
     return value

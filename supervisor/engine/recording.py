@@ -29,7 +29,7 @@ from supervisor.errors import InvalidRequestError
 FORMAT: Final = 6
 BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
 
-_SAME: Final = "&"
+_BACK_REFERENCE: Final = "&"
 _CONTAINERS: Final = {kind.__name__: kind for kind in (tuple, set, frozenset, deque, dict, OrderedDict)}
 
 
@@ -92,7 +92,7 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
                 scheduler = _recorded_state(json.loads(text.decode()))
                 continue
             number += 1
-            replayed = _replayed(scheduler, number, text)
+            replayed = _replay_line(scheduler, number, text)
         except InvalidRequestError:
             raise
         except Exception as error:  # a file may hold anything
@@ -115,7 +115,7 @@ def _recorded_state(content: Any) -> Scheduler:
     return scheduler
 
 
-def _replayed(scheduler: Scheduler, number: int, text: bytes) -> Replayed:
+def _replay_line(scheduler: Scheduler, number: int, text: bytes) -> Replayed:
     content = json.loads(text.decode())
     if "error" in content:
         raise InvalidRequestError(str(content["error"]))
@@ -162,7 +162,7 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
     if is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore[union-attr]  # not a class
         return [name, {attribute: _pack(item, seen) for attribute, item in _attributes(value)}]
     if id(value) in seen:
-        return [_SAME, seen[id(value)]]
+        return [_BACK_REFERENCE, seen[id(value)]]
     number = seen[id(value)] = len(seen)
     return [name, {attribute: _pack(item, seen) for attribute, item in _attributes(value)}, number]
 
@@ -180,7 +180,7 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
         return value
     name, content, *more = value
     match name:
-        case _ if name == _SAME:
+        case _ if name == _BACK_REFERENCE:
             return seen[content]
         case "list":
             return [_unpack(item, seen) for item in content]
@@ -188,7 +188,7 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
             return _CONTAINERS[name]([(_unpack(key, seen), _unpack(item, seen)) for key, item in content])
         case "tuple" | "set" | "frozenset" | "deque":
             return _CONTAINERS[name]([_unpack(item, seen) for item in content], *more)
-    kind = _classes().get(name)
+    kind = _core_classes().get(name)
     if kind is None:
         raise InvalidRequestError(f"The recording can't be read: the scheduler has no {str(name)[:50]!r}.")
     if issubclass(kind, Enum):
@@ -217,7 +217,7 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _classes() -> dict[str, type]:
+def _core_classes() -> dict[str, type]:
     """The core's own classes, by name."""
     modules = (import_module(found.name) for found in pkgutil.walk_packages(core.__path__, f"{core.__name__}."))
     own = {

@@ -27,7 +27,9 @@ class Sampling:
 
     def start(self) -> None:
         """Begin to read. Call it once, on the running loop."""
-        self._tasks = [asyncio.create_task(self._run(*each), name="memory-sampling") for each in self._samples]
+        self._tasks = [
+            asyncio.create_task(self._sample_forever(*each), name="memory-sampling") for each in self._samples
+        ]
 
     def stop(self) -> None:
         """Stop reading, and drop the readings that are under way."""
@@ -39,7 +41,7 @@ class Sampling:
         for _, now in self._samples:
             now.set()
 
-    async def _run(self, sample: Callable[[], Awaitable[None]], now: asyncio.Event) -> None:
+    async def _sample_forever(self, sample: Callable[[], Awaitable[None]], now: asyncio.Event) -> None:
         while True:
             now.clear()
             try:

@@ -68,15 +68,15 @@ class SharedLeases:
         self._engine = engine
         self._store = store
         self._names = {DeviceId(device.id): shared_name(device) for device in devices}
-        self._most = {DeviceId(device.id): device.spec.usable_mib for device in devices}
+        self._usable_mib = {DeviceId(device.id): device.spec.usable_mib for device in devices}
         self._prefix = f"{socket.gethostname()}:{instance}:"
         self._ttl_s = ttl_s
         self._clock = clock
         self._stored: dict[Holder, _StoredLease] = {}
-        self._asking: set[Holder] = set()
-        self._lost: set[Holder] = set()  # told to stop
+        self._being_taken: set[Holder] = set()
+        self._stopped: set[Holder] = set()  # told to stop
         self._reported: LeasesSeen | None = None
-        self._report(LeasesSeen(trouble="the lease store was not asked yet"))
+        self._report_others(LeasesSeen(trouble="the lease store was not asked yet"))
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
@@ -87,28 +87,28 @@ class SharedLeases:
 
     async def take(self, holder: Holder, devices: Devices, mib: Parts) -> str | None:
         """Lease in the store. Returns None, or the reason of a refusal; then the engine already knows the others' leases."""
-        self._asking.add(holder)
+        self._being_taken.add(holder)
         try:
-            refusal = await self._take(holder, dict(zip(devices, mib, strict=True)), has_it=False)
+            refusal = await self._take_in_store(holder, dict(zip(devices, mib, strict=True)), has_it=False)
             if refusal is None:
                 return None
-            await self._look()
+            await self._look_at_store()
         except StoreUnreachableError as error:
-            self._report(LeasesSeen(trouble=str(error)))
+            self._report_others(LeasesSeen(trouble=str(error)))
             return str(error)
         finally:
-            self._asking.discard(holder)
+            self._being_taken.discard(holder)
         return str(refusal)
 
-    async def _take(self, holder: Holder, mib: Mapping[DeviceId, int], *, has_it: bool) -> Refusal | None:
-        shares = {self._names[device]: Share(amount, self._most[device]) for device, amount in mib.items()}
+    async def _take_in_store(self, holder: Holder, mib: Mapping[DeviceId, int], *, has_it: bool) -> Refusal | None:
+        shares = {self._names[device]: Share(amount, self._usable_mib[device]) for device, amount in mib.items()}
         before = self._clock()
-        refusal = await self._store.take(self._name(holder), shares, self._ttl_s, has_it=has_it)
+        refusal = await self._store.take(self._store_name(holder), shares, self._ttl_s, has_it=has_it)
         if refusal is None:
             self._stored[holder] = _StoredLease(shares, before + self._ttl_s)
         return refusal
 
-    def _name(self, holder: Holder) -> str:
+    def _store_name(self, holder: Holder) -> str:
         return f"{self._prefix}{holder[0]}:{holder[1]}"
 
     # -------------------------------------------------------------------------------------------------------- keeping
@@ -116,18 +116,18 @@ class SharedLeases:
     async def run(self) -> None:
         """Renew, release and compare, until cancelled."""
         while True:
-            await self.turn()
+            await self.run_once()
             await asyncio.sleep(LOOK_S)
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """One round of `run`. Never fails."""
         try:
-            await self._look()
+            await self._look_at_store()
             await self._reconcile()
         except StoreUnreachableError as error:
             if self._reported is None or self._reported.trouble is None:
                 log.warning("leases.unreachable", reason=str(error))
-            self._report(LeasesSeen(trouble=str(error)))
+            self._report_others(LeasesSeen(trouble=str(error)))
         self._stop_expired()
 
     async def _reconcile(self) -> None:
@@ -135,14 +135,14 @@ class SharedLeases:
         own = self._own_leases()
         for holder, mib in own.items():
             stored = self._stored.get(holder)
-            if holder in self._asking or self._is_fresh(stored):
+            if holder in self._being_taken or self._is_fresh(stored):
                 continue
-            refusal = await self._take(holder, mib, has_it=True)
+            refusal = await self._take_in_store(holder, mib, has_it=True)
             if refusal is not None:
-                self._lose(holder, f"its lease in the lease store is gone, and {refusal}")
-        self._lost &= own.keys()
-        for holder in [holder for holder in self._stored if holder not in own and holder not in self._asking]:
-            await self._store.release(self._name(holder), tuple(self._stored[holder].shares))
+                self._stop_holder(holder, f"its lease in the lease store is gone, and {refusal}")
+        self._stopped &= own.keys()
+        for holder in [holder for holder in self._stored if holder not in own and holder not in self._being_taken]:
+            await self._store.release(self._store_name(holder), tuple(self._stored[holder].shares))
             del self._stored[holder]
 
     def _is_fresh(self, stored: _StoredLease | None) -> bool:
@@ -158,23 +158,23 @@ class SharedLeases:
                     own.setdefault(lease.holder, {})[device.id] = lease.mib
         return own
 
-    async def _look(self) -> None:
+    async def _look_at_store(self) -> None:
         """Report others' leases to the engine, and release leases that an earlier daemon of this instance left."""
         is_open, seen = await self._store.look(list(self._names.values()))
-        known = {self._name(holder) for holder in (*self._own_leases(), *self._stored, *self._asking)}
+        known = {self._store_name(holder) for holder in (*self._own_leases(), *self._stored, *self._being_taken)}
         others: dict[DeviceId, int] = {}
         for device, name in self._names.items():
             for left in [field for field in seen[name] if field.startswith(self._prefix) and field not in known]:
                 await self._store.release(left, (name,))
             others[device] = sum(mib for field, mib in seen[name].items() if not field.startswith(self._prefix))
         for holder, stored in self._stored.items():
-            stored.is_there = all(self._name(holder) in seen[name] for name in stored.shares)
+            stored.is_there = all(self._store_name(holder) in seen[name] for name in stored.shares)
         if is_open and self._reported is not None and self._reported.trouble is not None:
             log.info("leases.reachable")
         trouble = None if is_open else JUST_BEGUN
-        self._report(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
+        self._report_others(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
 
-    def _report(self, seen: LeasesSeen) -> None:
+    def _report_others(self, seen: LeasesSeen) -> None:
         if seen != self._reported:
             self._reported = seen
             self._engine.post(seen)
@@ -185,13 +185,15 @@ class SharedLeases:
         partners = {status.id for status in self._engine.partners()}
         for holder, stored in list(self._stored.items()):
             if self._clock() >= stored.until - (PARTNER_STOP_S if holder[0] in partners else STOP_S):
-                self._lose(holder, "its lease in the lease store could not be renewed, so others may take its memory")
+                self._stop_holder(
+                    holder, "its lease in the lease store could not be renewed, so others may take its memory"
+                )
 
-    def _lose(self, holder: Holder, reason: str) -> None:
+    def _stop_holder(self, holder: Holder, reason: str) -> None:
         self._stored.pop(holder, None)
-        if holder in self._lost:
+        if holder in self._stopped:
             return
-        self._lost.add(holder)
+        self._stopped.add(holder)
         log.warning("leases.lost", model=holder[0], generation=holder[1], reason=reason)
         self._engine.post(LeaseLost(*holder, reason))
 
@@ -202,7 +204,7 @@ class SharedLeases:
             with contextlib.suppress(StoreUnreachableError):
                 for holder, stored in self._stored.items():
                     if holder[0] not in partners:
-                        await self._store.release(self._name(holder), tuple(stored.shares))
+                        await self._store.release(self._store_name(holder), tuple(stored.shares))
         await self._store.close()
 
 

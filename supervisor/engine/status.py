@@ -363,7 +363,7 @@ class ReadDoor:
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order of the configuration; each with its replicas."""
         state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in _configured(state))
+        return tuple(model_status(state, found, now) for found in _configured_models(state))
 
     def active(self) -> tuple[ModelStatus, ...]:
         """Every model that has a worker, or for which somebody waits. Costs next to nothing for the others."""
@@ -378,7 +378,7 @@ class ReadDoor:
     def figures(self) -> list[ModelFigures]:
         """The figures of every model, in the order of `models`."""
         state, now = self._scheduler.state, self.clock()
-        return [model_figures(state, found, now) for found in _configured(state)]
+        return [model_figures(state, found, now) for found in _configured_models(state)]
 
     def figures_of(self, model: ModelId) -> ModelFigures | None:
         """The figures of one model; None if it is not configured."""
@@ -389,7 +389,7 @@ class ReadDoor:
     def marks(self) -> dict[ModelId, Mark]:
         """The mark of every model: to see, later, which statuses have changed."""
         state, now = self._scheduler.state, self.clock()
-        return {found.id: mark(state, found, now) for found in _configured(state)}
+        return {found.id: mark(state, found, now) for found in _configured_models(state)}
 
     def partners(self) -> tuple[PartnerStatus, ...]:
         """The leases of partners, oldest first, with those that partners still wait for."""
@@ -409,7 +409,7 @@ class ReadDoor:
 
     def pinned(self) -> list[ModelSpec]:
         """Every model that is pinned now, by its configuration or by an operator."""
-        pinned = (found.spec for found in _configured(self._scheduler.state) if found.pinned)
+        pinned = (found.spec for found in _configured_models(self._scheduler.state) if found.pinned)
         return [spec if spec.pin else replace(spec, pin=True) for spec in pinned]
 
     def forecast(self, model: ModelId) -> Forecast:
@@ -455,6 +455,6 @@ class ReadDoor:
         return self._decisions.since(seq)
 
 
-def _configured(state: SchedulerState) -> Iterator[ModelState]:
+def _configured_models(state: SchedulerState) -> Iterator[ModelState]:
     """The configured models, without further replicas and partners."""
     return (found for found in state.models.values() if found.partner is None and found.spec.replica_of is None)

@@ -89,11 +89,11 @@ def rejection(effect: Reject, name: str) -> LlmuxError:
     kind = _KINDS.get(effect.code, UnavailableError)
     error = kind(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
     error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
-    error.figures = _figures(effect.about)
+    error.figures = _error_figures(effect.about)
     return error
 
 
-def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
+def _error_figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
     """Figures by which a client may decide where to go or when to come again, under the names that clients look for."""
     match about:
         case Standing():

@@ -51,11 +51,11 @@ class WaitTrace:
 
     def end(self, now: float) -> None:
         """The wait is over: keep its parts, and drop its phases."""
-        self._parts, self.until, self._phase = _merged(self._walk(now)), now, None
+        self._parts, self.until, self._phase = _merge_segments(self._segments(now)), now, None
 
     def parts(self, now: float) -> tuple[WaitSegment, ...]:
         """The parts so far, in order."""
-        return self._parts if self.until is not None else _merged(self._walk(now))
+        return self._parts if self.until is not None else _merge_segments(self._segments(now))
 
     @property
     def current(self) -> WaitReason | None:
@@ -65,7 +65,7 @@ class WaitTrace:
             phase = phase.next
         return None if phase is None else phase.reason
 
-    def _walk(self, now: float) -> Iterable[WaitSegment]:
+    def _segments(self, now: float) -> Iterable[WaitSegment]:
         phase, since = self._phase, self.since
         while phase is not None:
             following = phase.next
@@ -101,7 +101,7 @@ class Waits:
         return WaitTrace(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
 
 
-def _merged(parts: Iterable[WaitSegment]) -> tuple[WaitSegment, ...]:
+def _merge_segments(parts: Iterable[WaitSegment]) -> tuple[WaitSegment, ...]:
     listed = tuple(parts)
     if len(listed) <= MOST_PARTS:
         return listed

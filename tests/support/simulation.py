@@ -34,7 +34,7 @@ from supervisor.core.events import (
     WorkerSample,
     WorkerUnkillable,
 )
-from supervisor.core.planning.placement import EXACT
+from supervisor.core.planning.placement import SHORTLIST_ABOVE
 from supervisor.core.planning.planner import plan
 from supervisor.core.planning.plans import Admit, Evict, EvictionBlock, LoadDemand
 from supervisor.core.planning.snapshots import snapshot
@@ -414,9 +414,11 @@ class World:
                 or any(
                     key < other for gone in going for other in state.wanted.claimants(gone)
                 )  # a later one made it go
-                or (model.spec.gpus > 1 and len(options) > EXACT)  # it looks closely at the most promising sets only
+                or (
+                    model.spec.gpus > 1 and len(options) > SHORTLIST_ABOVE
+                )  # it looks closely at the most promising sets only
                 or {state.models[victim].state for victim in state.claims(model_id)} == {WorkerState.STOPPING}
-                or any(state.ledger.hides_loaded(device) for device in answer.devices)
+                or any(state.ledger.has_unsampled_worker(device) for device in answer.devices)
             ), f"{model_id} could have room: {answer}; it has {state.wanted.place(model_id)}"
 
     def state(self, name: str) -> str:

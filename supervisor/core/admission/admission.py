@@ -97,12 +97,12 @@ class AdmissionPolicy:
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
         head = queue.peek(model.queue_key)
-        ranks = [(*self.aged(priority, since), seq) for priority, since, seq in self._asking(model, queue)]
+        ranks = [(*self.aged(priority, since), seq) for priority, since, seq in self._load_requests(model, queue)]
         first, then, seq = min(ranks, default=(math.inf, math.inf, 0))
         ahead_s = 0.0 if head is None else min(MOST_AHEAD_S, head.ahead_s)
         return (first, then + ahead_s, seq, -model.spec.priority)
 
-    def _asking(self, model: ModelState, queue: AdmissionQueue) -> Iterator[tuple[int, float, int]]:
+    def _load_requests(self, model: ModelState, queue: AdmissionQueue) -> Iterator[tuple[int, float, int]]:
         """The requests and orders to load a model: of each the class, since when, and the number in the order of arrival.
 
         A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
@@ -165,7 +165,7 @@ class AdmissionPolicy:
         return min(
             (
                 since if requested <= priority else since + (requested - priority) * point_s
-                for requested, since, _ in self._asking(waiter, queue)
+                for requested, since, _ in self._load_requests(waiter, queue)
             ),
             default=None,
         )
@@ -315,7 +315,7 @@ class FirstCome(AdmissionPolicy):
 
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """See AdmissionPolicy."""
-        first = min(((since, seq) for _, since, seq in self._asking(model, queue)), default=(math.inf, math.inf))
+        first = min(((since, seq) for _, since, seq in self._load_requests(model, queue)), default=(math.inf, math.inf))
         return (0, *first, -model.spec.priority)
 
     def users(self, uses: Mapping[ModelId, tuple[int, float]]) -> dict[ModelId, int]:
@@ -328,7 +328,7 @@ class FirstCome(AdmissionPolicy):
 
     def as_urgent_at(self, waiter: ModelState, queue: AdmissionQueue, priority: int) -> float | None:
         """See AdmissionPolicy."""
-        return min((since for _, since, _ in self._asking(waiter, queue)), default=None)
+        return min((since for _, since, _ in self._load_requests(waiter, queue)), default=None)
 
     def is_urgent(self, waiter: ModelState, priority: int, victim: ModelState) -> bool:
         """See AdmissionPolicy."""

@@ -45,15 +45,15 @@ def assign(
     model.in_flight[ticket] = demand
     state.admission.shares.began(ticket, model.id, demand, step.now)
     if claimants := state.wanted.claimants(model.id):
-        _overtake(state, model, claimants[0][1], arrived_at)
+        _count_overtake(state, model, claimants[0][1], arrived_at)
     if demand.prefix is not None and model.queue_key in state.groups:
-        _remember(state.models[model.queue_key], demand.prefix, model.id)
+        _remember_replica(state.models[model.queue_key], demand.prefix, model.id)
     model.last_used, model.last_priority = step.now, demand.priority
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
 
 
-def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
+def _remember_replica(model: ModelState, prefix: int, replica: ModelId) -> None:
     """Remember the replica at which the conversation with this prefix goes on."""
     model.prefixes[prefix] = replica
     model.prefixes.move_to_end(prefix)
@@ -61,7 +61,7 @@ def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
         model.prefixes.popitem(last=False)
 
 
-def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
+def _count_overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
     """Count a later request that the model was given while `waiter` waits for its memory; the claim is judged anew."""
     waiting_since = (state.queue.oldest(state.models[waiter].queue_key), state.models[waiter].asked_at)
     if arrived_at > min((since for since in waiting_since if since is not None), default=math.inf):

@@ -95,7 +95,7 @@ class FairShares:
 
     def left(self, demand: Demand) -> None:
         """A queued request is over without a worker."""
-        self._close((demand.priority, demand.tenant))
+        self._close_request((demand.priority, demand.tenant))
 
     def began(self, ticket: TicketId, model: ModelId, demand: Demand, now: float) -> None:
         """A worker has the request."""
@@ -121,13 +121,13 @@ class FairShares:
         self._usual_s[charge.model] = took_s if usual_s is None else usual_s + LEARN * (took_s - usual_s)
         self._taken[charge.share] += (took_s - charge.charged_s) / charge.weight
         self.version += 1
-        self._close(charge.share)
+        self._close_request(charge.share)
 
     def forget(self, model: ModelId) -> None:
         """Forget a model that is no longer configured."""
         self._usual_s.pop(model, None)
 
-    def _close(self, share: Share) -> None:
+    def _close_request(self, share: Share) -> None:
         priority, tenant = share
         open_ = self._open[priority]
         open_[tenant] -= 1

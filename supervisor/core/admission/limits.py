@@ -151,23 +151,23 @@ class Accounts:
 
     def standings(self, accounts: Sequence[Account], now: float) -> list[Standing]:
         """Every limit of these accounts. Changes nothing."""
-        return [standing for account in accounts for standing in self._standings(account, now)]
+        return [standing for account in accounts for standing in self._account_standings(account, now)]
 
     def taken(self, now: float) -> list[Standing]:
         """Every limit of which a part is used, by account."""
         known = (Account(name, usage.limits) for name, usage in sorted(self._usages.items()))
         return [standing for standing in self.standings([*known], now) if standing.remaining < standing.limit]
 
-    def _standings(self, account: Account, now: float) -> Iterator[Standing]:
+    def _account_standings(self, account: Account, now: float) -> Iterator[Standing]:
         name, limits = account.name, account.limits
         usage = self._usages.get(name) or _Usage(limits, now)
         passed_s = max(0.0, now - usage.at)
         if limits.requests is not None:
             used = _use_after(usage.requests, limits.requests, passed_s)
-            yield _standing(name, Counted.REQUESTS, limits.requests, used)
+            yield _rate_standing(name, Counted.REQUESTS, limits.requests, used)
         if limits.tokens is not None:
             used = _use_after(usage.tokens, limits.tokens, passed_s)
-            yield _standing(name, Counted.TOKENS, limits.tokens, used)
+            yield _rate_standing(name, Counted.TOKENS, limits.tokens, used)
         if limits.concurrency is not None:
             remaining = max(0, limits.concurrency - usage.open)
             next_s = 0.0 if remaining else PLACE_S
@@ -179,7 +179,7 @@ class Accounts:
         for account in accounts:
             usage = self._usages.get(account.name)
             if usage is None:
-                self._forget(now)
+                self._forget_idle_accounts(now)
                 usage = self._usages[account.name] = _Usage(account.limits, now)
             usage.settle(now)
             usage.limits = account.limits
@@ -189,12 +189,12 @@ class Accounts:
 
     def finished(self, ticket: TicketId, tokens: int, now: float) -> None:
         """End a ticket that took so many tokens."""
-        for usage in self._close(ticket, now):
+        for usage in self._close_ticket(ticket, now):
             usage.tokens += tokens
 
     def refused(self, ticket: TicketId, now: float) -> None:
         """End a ticket that got no answer from a worker, and give back its charge. Harmless for one that was never admitted."""
-        for usage in self._close(ticket, now):
+        for usage in self._close_ticket(ticket, now):
             usage.requests = max(0.0, usage.requests - 1)
 
     def may_log(self, name: str, now: float) -> bool:
@@ -205,14 +205,14 @@ class Accounts:
         usage.logged_at = now
         return True
 
-    def _close(self, ticket: TicketId, now: float) -> list[_Usage]:
+    def _close_ticket(self, ticket: TicketId, now: float) -> list[_Usage]:
         usages = [self._usages[name] for name in self._open.pop(ticket, ())]
         for usage in usages:
             usage.settle(now)
             usage.open -= 1
         return usages
 
-    def _forget(self, now: float) -> None:
+    def _forget_idle_accounts(self, now: float) -> None:
         """Make room for one more. Rare: at least half of what is kept goes, unless it has open requests."""
         if len(self._usages) < self._room:
             return
@@ -233,7 +233,7 @@ class Accounts:
             assert usage.open == charged[name], f"{name} is miscounted"
 
 
-def _standing(name: str, counted: Counted, rate: Rate, used: float) -> Standing:
+def _rate_standing(name: str, counted: Counted, rate: Rate, used: float) -> Standing:
     left = rate.count - used
     remaining = max(0, math.floor(left + _ROUNDING))
     next_s = 0.0 if remaining else (1 - left) / rate.per_s

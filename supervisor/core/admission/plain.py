@@ -19,8 +19,8 @@ LEAST_KEEP_ALIVE_S = 0.001
 def handle_if_plain(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
     """Handle the event if it is a plain one. Returns its effects; None: it isn't plain, and nothing was changed."""
     if type(event) is RequestArrived:
-        return _arrived(state, event, now)
-    return _finished(state, event, now) if type(event) is RequestFinished else None
+        return _dispatch_if_plain(state, event, now)
+    return _finish_if_plain(state, event, now) if type(event) is RequestFinished else None
 
 
 def _is_at_rest(state: SchedulerState, now: float) -> bool:
@@ -34,7 +34,7 @@ def _is_alone(state: SchedulerState, model: ModelState) -> bool:
     return model.life.state is WorkerState.READY and model.spec.replica_of is None and model.id not in state.groups
 
 
-def _arrived(state: SchedulerState, event: RequestArrived, now: float) -> list[Effect] | None:
+def _dispatch_if_plain(state: SchedulerState, event: RequestArrived, now: float) -> list[Effect] | None:
     model, demand = state.models.get(event.model), event.demand
     if model is None or demand.accounts or demand.budget_s is not None:
         return None
@@ -51,7 +51,7 @@ def _arrived(state: SchedulerState, event: RequestArrived, now: float) -> list[E
     if admission.is_full(model, demand):
         return None
     if not model.in_flight:
-        state.ledger.forget_outlines(worker.devices)
+        state.ledger.forget_summaries(worker.devices)
     model.in_flight[event.ticket] = demand
     state.queue.recent.note(event.model, 0.0, now)
     admission.shares.arrived(demand)
@@ -61,7 +61,7 @@ def _arrived(state: SchedulerState, event: RequestArrived, now: float) -> list[E
     return [Dispatch(event.ticket, event.model, model.generation)]
 
 
-def _finished(state: SchedulerState, event: RequestFinished, now: float) -> list[Effect] | None:
+def _finish_if_plain(state: SchedulerState, event: RequestFinished, now: float) -> list[Effect] | None:
     name = state.tickets.get(event.ticket)
     model = None if name is None else state.models[name]
     if model is None or not _is_alone(state, model) or not _is_at_rest(state, now):
@@ -75,6 +75,6 @@ def _finished(state: SchedulerState, event: RequestFinished, now: float) -> list
     if demand.keep_alive_s is not None:
         model.kept_until = max(model.kept_until, now + demand.keep_alive_s)
     if not model.in_flight:
-        state.ledger.forget_outlines(model.devices)
+        state.ledger.forget_summaries(model.devices)
         arm_keep_alive(state, model, now)
     return []

@@ -66,7 +66,7 @@ class _ModelQueue:
         return [waiting.ticket for waiting in sorted(everybody, key=lambda waiting: waiting.seq)]
 
     def add(self, waiting: Waiting, rank: Rank) -> None:
-        group = _group(waiting)
+        group = _group_of(waiting)
         self.classes.setdefault(waiting.demand.priority, OrderedDict())[waiting.ticket] = waiting
         heap = self.groups.setdefault(group, [])
         heapq.heappush(heap, (rank, waiting.seq, waiting.ticket))
@@ -75,7 +75,7 @@ class _ModelQueue:
             self.head = None
 
     def remove(self, waiting: Waiting) -> None:
-        group = _group(waiting)
+        group = _group_of(waiting)
         arrivals = self.classes[waiting.demand.priority]
         del arrivals[waiting.ticket]
         if not arrivals:
@@ -84,7 +84,7 @@ class _ModelQueue:
         if not self.counts[group]:
             del self.counts[group], self.groups[group]
         else:
-            self._clean(group)
+            self._drop_dead_entries(group)
         if self.head == waiting.ticket:
             self.head = None
 
@@ -92,7 +92,7 @@ class _ModelQueue:
         """The first of each group."""
         return (self.classes[group[0]][heap[0][2]] for group, heap in self.groups.items())
 
-    def _clean(self, group: Group) -> None:
+    def _drop_dead_entries(self, group: Group) -> None:
         """Drop from the top of the heap those that left, and all of them when they pile up."""
         heap, arrivals = self.groups[group], self.classes[group[0]]
         if len(heap) > 2 * self.counts[group] + 8:
@@ -118,7 +118,7 @@ class AdmissionQueue:
         self._seq = 0
         self.recent = RecentWaits()
 
-    def follow(self, admission: AdmissionPolicy) -> None:
+    def use_policy(self, admission: AdmissionPolicy) -> None:
         """Put all waiting requests into the order of this policy."""
         self._admission = admission
         self._queues = {}
@@ -155,7 +155,7 @@ class AdmissionQueue:
         """Take the model's next request, for a worker; None when nobody waits for it."""
         waiting = self.peek(model_id)
         if waiting is not None:
-            self._take(waiting)
+            self._take_out(waiting)
         return waiting
 
     def peek(self, model_id: ModelId) -> Waiting | None:
@@ -172,11 +172,11 @@ class AdmissionQueue:
         """Take this request out, wherever it stands in the queue; None when it isn't queued."""
         waiting = self._arrivals.get(ticket)
         if waiting is not None:
-            self._take(waiting)
+            self._take_out(waiting)
             self._admission.shares.left(waiting.demand)
         return waiting
 
-    def _take(self, waiting: Waiting) -> None:
+    def _take_out(self, waiting: Waiting) -> None:
         del self._arrivals[waiting.ticket]
         line = self._queues[waiting.model]
         line.remove(waiting)
@@ -229,23 +229,23 @@ class AdmissionQueue:
 
     def deadline(self) -> float:
         """When the next request will have waited too long, or its budget will be over; infinity when none waits."""
-        return min(self._patience(), self._next_budget())
+        return min(self._next_timeout(), self._next_budget())
 
     def expired(self, now: float) -> list[Waiting]:
         """Take out the requests that have waited too long, oldest first; then those whose budget is over."""
         overdue: list[Waiting] = []
-        while self._patience() <= now:
-            overdue.append(self._taken(next(iter(self._arrivals))))
+        while self._next_timeout() <= now:
+            overdue.append(self._remove_ticket(next(iter(self._arrivals))))
         while self._next_budget() <= now:
-            overdue.append(self._taken(self._budgets[0][2]))
+            overdue.append(self._remove_ticket(self._budgets[0][2]))
         return overdue
 
-    def _taken(self, ticket: TicketId) -> Waiting:
+    def _remove_ticket(self, ticket: TicketId) -> Waiting:
         waiting = self.remove(ticket)
         assert waiting is not None
         return waiting
 
-    def _patience(self) -> float:
+    def _next_timeout(self) -> float:
         if not self._arrivals:
             return math.inf
         return self._admission.gives_up_at(next(iter(self._arrivals.values())).arrived_at)
@@ -272,12 +272,12 @@ class AdmissionQueue:
         in_lines = {ticket for line in self._queues.values() for ticket in line.tickets()}
         assert in_lines == set(self._arrivals)
         for line in self._queues.values():
-            groups = Counter(map(_group, self._waiting_in(line)))
+            groups = Counter(map(_group_of, self._waiting_in(line)))
             assert groups == line.counts
             assert groups.keys() == line.groups.keys()
             assert all(len(heap) <= 2 * groups[group] + 8 for group, heap in line.groups.items())
             for head in line.heads():
-                mine = [waiting for waiting in self._waiting_in(line) if _group(waiting) == _group(head)]
+                mine = [waiting for waiting in self._waiting_in(line) if _group_of(waiting) == _group_of(head)]
                 assert head == min(mine, key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
             assert line.head is None or line.head in line.tickets()
             assert len(line) == len(self._waiting_in(line))
@@ -318,5 +318,5 @@ class RecentWaits:
         return [waited for at, name, waited in self._waits if at >= since and model in {None, name}]
 
 
-def _group(waiting: Waiting) -> Group:
+def _group_of(waiting: Waiting) -> Group:
     return (waiting.demand.priority, waiting.demand.tenant)

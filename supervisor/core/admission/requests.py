@@ -23,7 +23,7 @@ from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import MODEL_PLACEHOLDER, RejectCode, StopCause, TicketId, WorkerState
 from supervisor.core.workers.replicas import chosen_replica, with_placeholder
 from supervisor.core.workers.reports import REMOTE_RETRY_S
-from supervisor.core.workers.termination import drained, refusal, stop_now
+from supervisor.core.workers.termination import refusal, stop_now, stop_reason
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
@@ -136,7 +136,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     arm_keep_alive(state, model, step.now)
     drain = model.drain
     if drain is not None:  # else a waiter that needs several to go might never find all of them idle
-        stop_now(state, step, model, drain.cause, drained(model, drain))
+        stop_now(state, step, model, drain.cause, stop_reason(model, drain))
         if not drain.is_ordered:
             step.decide("evicted", model.id, f"makes room for {model.claimed_by}")
 
@@ -181,29 +181,29 @@ def _refused_by_budget(state: SchedulerState, step: Step, model: ModelState, eve
     budget_s = event.demand.budget_s
     if budget_s is None:
         return False
-    needed = _expected(state, model, event.demand, step.now)
+    needed = _expected_times(state, model, event.demand, step.now)
     if needed.total_s <= budget_s:
         return False
     message = (
-        f"{MODEL_PLACEHOLDER} can't answer within {_exact(budget_s)}: about {_exact(needed.total_s)} are expected ({_parts(needed)}). "
+        f"{MODEL_PLACEHOLDER} can't answer within {_duration_text(budget_s)}: about {_duration_text(needed.total_s)} are expected ({_expected_text(needed)}). "
         "Give the request more time, or ask again when the model is loaded."
     )
     step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))
     return True
 
 
-def _parts(needed: Expected) -> str:
+def _expected_text(needed: Expected) -> str:
     """The expected time for people: "4.0 s to load and 2.5 s for the answer"."""
     parts = {"to load": needed.load_s, "in the queue": needed.queue_s, "for the answer": needed.answer_s}
-    return listed([f"{_exact(part_s)} {what}" for what, part_s in parts.items() if part_s > 0])
+    return listed([f"{_duration_text(part_s)} {what}" for what, part_s in parts.items() if part_s > 0])
 
 
-def _exact(time_s: float) -> str:
+def _duration_text(time_s: float) -> str:
     """A time that a reader compares with another one."""
     return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2g} s"
 
 
-def _expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:
+def _expected_times(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:
     """How long a request that arrives now is expected to take, by what was measured."""
     answers = demand.answers
     if answers is None:
@@ -219,11 +219,14 @@ def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
     """Seconds until the model is loaded, by the time that its last load took: of the replica that is ready first."""
     if model.queue_key in state.groups:
         coming = [each for each in state.replicas(model) if each.serves or each.state is WorkerState.DRAINING]
-        return min((_rest_s(each, now) for each in coming), default=_rest_s(state.primary_replica(model), now))
-    return _rest_s(model, now)
+        return min(
+            (_remaining_load_s(each, now) for each in coming),
+            default=_remaining_load_s(state.primary_replica(model), now),
+        )
+    return _remaining_load_s(model, now)
 
 
-def _rest_s(model: ModelState, now: float) -> float:
+def _remaining_load_s(model: ModelState, now: float) -> float:
     match model.state:
         case WorkerState.READY | WorkerState.DRAINING:  # a draining worker may stay after all
             return 0.0

@@ -73,7 +73,7 @@ class Waiters:
         if model_id not in self._keys:
             return ()
         place = self._places.get(model_id)
-        self.give(model_id, None)
+        self.set_place(model_id, None)
         key = self._keys.pop(model_id)
         del self._order[bisect_left(self._order, key)]
         self._unplanned.pop(model_id, None)
@@ -81,7 +81,7 @@ class Waiters:
 
     # --------------------------------------------------------------------------------------------------------- places
 
-    def give(self, model_id: ModelId, place: Place | None) -> None:
+    def set_place(self, model_id: ModelId, place: Place | None) -> None:
         """Give the model this place. The models that it claims, or claimed before, have to be settled."""
         key, before = self._keys[model_id], self._places.pop(model_id, None)
         if before is not None:
@@ -129,7 +129,7 @@ class Waiters:
     def give_up_places(self) -> None:
         """Take all places away, and plan all waiters in the next round."""
         for model_id in self._keys:
-            self.give(model_id, None)
+            self.set_place(model_id, None)
         self.plan_all_again()
 
     def has_unplanned(self) -> bool:

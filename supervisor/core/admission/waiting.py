@@ -83,7 +83,7 @@ def wait_reason(state: SchedulerState, model: ModelState) -> WaitReason:
         case WorkerState.BACKOFF:
             return WaitReason(WaitKind.CRASH, "the next try after a crash")
         case _:
-            return _room(state, model)
+            return _not_loaded_reason(state, model)
 
 
 def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
@@ -98,29 +98,29 @@ def _own_drain(model: ModelState) -> WaitReason:
     return WaitReason(WaitKind.DRAIN, "its last worker to end its requests")
 
 
-def _room(state: SchedulerState, model: ModelState) -> WaitReason:
+def _not_loaded_reason(state: SchedulerState, model: ModelState) -> WaitReason:
     """Why a model without a worker isn't loaded: of several obstacles the one that takes longest."""
     if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _planned_before(state, model)):
         more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
         return WaitReason(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
     victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
-    if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
+    if busy := _model_ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
         return WaitReason(WaitKind.DRAIN, f"{listed(busy)} to end {_possessive(busy)} requests", busy)
     idle = [victim for victim in victims if victim.state is WorkerState.READY]
     yields_at = {each.id: state.admission.yields_at(each, model, state.queue) for each in idle}
     keeping = [each for each in idle if yields_at[each.id] > state.admission.matures_at(each)]
-    if protected := _ids(each for each in keeping if yields_at[each.id] <= state.admission.protected_until(each)):
+    if protected := _model_ids(each for each in keeping if yields_at[each.id] <= state.admission.protected_until(each)):
         return WaitReason(
             WaitKind.TURN, f"{listed(protected)}, held for {_possessive(protected)} next request", protected
         )
-    if used := _ids(keeping):
+    if used := _model_ids(keeping):
         return WaitReason(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
-    if kept := _ids(idle):
+    if kept := _model_ids(idle):
         return WaitReason(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_possessive(kept)} turn", kept)
     loading = [each for each in victims if each.state is WorkerState.STARTING]
-    if first := _ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):
+    if first := _model_ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):
         return WaitReason(WaitKind.TURN, f"{listed(first)} to load first", first)
-    if going := _ids(victim for victim in victims if victim.state is WorkerState.STOPPING and not victim.exited):
+    if going := _model_ids(victim for victim in victims if victim.state is WorkerState.STOPPING and not victim.exited):
         return WaitReason(WaitKind.UNLOAD, f"{listed(going)} to be unloaded", going)
     returning = (lease.holder[0] for lease in state.ledger.leases() if lease.phase is Phase.RETURNING)
     if owing := tuple(dict.fromkeys(returning)):
@@ -147,7 +147,7 @@ def _possessive(names: tuple[ModelId, ...]) -> str:
     return "its" if len(names) == 1 else "their"
 
 
-def _ids(models: Iterable[ModelState]) -> tuple[ModelId, ...]:
+def _model_ids(models: Iterable[ModelState]) -> tuple[ModelId, ...]:
     return tuple(model.id for model in models)
 
 
@@ -160,27 +160,27 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
         if load_s is None:
             return Forecast(None, _UNTIMED)
         if loading_s < load_s:
-            return Forecast(load_s - loading_s, f"about {_whole(load_s - loading_s)}")
-        return Forecast(None, f"longer than its last load, which took {_whole(load_s)}")
+            return Forecast(load_s - loading_s, f"about {_whole_seconds(load_s - loading_s)}")
+        return Forecast(None, f"longer than its last load, which took {_whole_seconds(load_s)}")
     if model.state is WorkerState.READY:
         return Forecast(None, "")
-    then = f"its {_UNTIMED}" if load_s is None else f"about {_whole(load_s)}"
+    then = f"its {_UNTIMED}" if load_s is None else f"about {_whole_seconds(load_s)}"
     return Forecast(None, f"{_longest_wait_text(state, model, now)}then {then}")
 
 
 def _longest_wait_text(state: SchedulerState, model: ModelState, now: float) -> str:
     """How long at most until the load may begin, as the beginning of a sentence; empty where that isn't known."""
     if model.crashes.retry_at is not None:
-        return f"in {_whole(model.crashes.retry_at - now)}, "
+        return f"in {_whole_seconds(model.crashes.retry_at - now)}, "
     drains = [
         found.drain
         for name in state.claims(model.id)
         if (found := state.models.get(name)) is not None and found.in_flight
     ]
     until = max((math.inf if drain is None else drain.until for drain in drains), default=math.inf)
-    return "" if math.isinf(until) else f"at most {_whole(until - now)}, "
+    return "" if math.isinf(until) else f"at most {_whole_seconds(until - now)}, "
 
 
-def _whole(count_s: float) -> str:
+def _whole_seconds(count_s: float) -> str:
     """The time in whole seconds, at least one."""
     return seconds(max(1.0, math.ceil(count_s)))

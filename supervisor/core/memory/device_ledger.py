@@ -87,7 +87,7 @@ class PendingRelease:
     warned: bool = False
 
     @classmethod
-    def after(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
+    def from_snapshots(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
         """Made from the one of `snapshots`, latest first, that expects least: a later one may show some memory back already."""
         with_it = [snapshot for snapshot in snapshots if snapshot.of(holder)] or snapshots[:1]
         return cls(holder, min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder), default=None))
@@ -106,15 +106,15 @@ class PendingRelease:
         assert free_mib is not None
         tolerance = max(TOLERANCE_MIB, int(self.expected_mib * TOLERANCE))
         others = [lease for lease in device.leases.values() if lease.holder != self.holder]
-        growth = self._growth(self.before, others)
+        growth = self._growth_mib(self.before, others)
         if free_mib >= self.before.free_mib + self.expected_mib - growth - tolerance:
             return True
         if device.outside_mib is None:
             return device.taken_at - device.leases[self.holder].since >= write_off_s
-        explained = sum(_most(lease) for lease in others) + device.outside_mib
+        explained = sum(_largest_use_mib(lease) for lease in others) + device.outside_mib
         return device.spec.total_mib - free_mib <= explained + tolerance
 
-    def _growth(self, before: MemorySnapshot, others: Iterable[Lease]) -> int:
+    def _growth_mib(self, before: MemorySnapshot, others: Iterable[Lease]) -> int:
         """How much more the others may use than before the exit; unknown use counts as the most possible."""
         now = {lease.holder: lease for lease in others}
         growth = 0
@@ -124,14 +124,14 @@ class PendingRelease:
             never_measured = lease.seen_mib is None and not lease.is_partner
             if never_measured and holder in before.seen and lease.phase is not Phase.STARTING:
                 continue  # never measured, and nothing makes it grow
-            growth += _most(lease) - before.of(holder)
+            growth += _largest_use_mib(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
         # Workers that were gone at that snapshot had given back a part of their memory before it.
         returned = min(before.exited_mib, sum(mib for holder, mib in before.exited.items() if holder not in now))
         return growth - ended - returned
 
 
-def _most(lease: Lease) -> int:
+def _largest_use_mib(lease: Lease) -> int:
     return lease.mib if lease.seen_mib is None else lease.seen_mib
 
 
@@ -207,11 +207,11 @@ class DeviceLedger:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
-    def hides(self, lease: Lease) -> bool:
+    def is_unsampled(self, lease: Lease) -> bool:
         """Has no sample shown yet how much the lease's worker takes?"""
         return lease.phase is Phase.STARTING or self.taken_at <= lease.since
 
-    def untaken(self) -> int:
+    def untaken_mib(self) -> int:
         """How much workers may still take of the memory that the last sample shows as free."""
         unattributed_mib = self._unattributed_mib()
         unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.may_grow_unseen)
@@ -224,7 +224,7 @@ class DeviceLedger:
         return unseen_mib + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if not lease.may_grow_unseen and (lease.may_grow or self.hides(lease))
+            if not lease.may_grow_unseen and (lease.may_grow or self.is_unsampled(lease))
         )
 
     def _unattributed_mib(self) -> int:
@@ -261,7 +261,7 @@ class DeviceLedger:
     def free(self) -> int:
         """How much a new lease may take; negative when more is leased than is free so far."""
         by_leases = self.spec.total_mib - self.others_mib - sum(lease.reserved_mib for lease in self.leases.values())
-        free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
+        free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken_mib(), by_leases)
         return free - self.spec.margin_mib
 
     def view(self) -> DeviceView:
@@ -302,6 +302,6 @@ class DeviceLedger:
         if self.free_mib is None:
             assert slack == self.others_mib
         else:
-            unseen = totals.total_mib - self.free_mib + self.untaken() - leased
+            unseen = totals.total_mib - self.free_mib + self.untaken_mib() - leased
             message = f"{self.spec.id}: {slack} MiB are neither free, leased nor used outside"
             assert slack == max(self.others_mib, unseen), message

@@ -48,13 +48,13 @@ class Spread:
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
     """All device sets for the model, of the devices where it may run. Empty where they are too few."""
-    whole, shared = _divided(model, devices)
+    whole, shared = _whole_and_shared_devices(model, devices)
     return [*((device,) for device in whole), *combinations(shared, model.gpus)]
 
 
 def count_device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
     """How many device sets there are."""
-    whole, shared = _divided(model, devices)
+    whole, shared = _whole_and_shared_devices(model, devices)
     return len(whole) + math.comb(len(shared), model.gpus)
 
 
@@ -69,7 +69,7 @@ def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
     What was measured is of all its devices together: the most of it counts, whichever devices it was. It is limited to what
     these devices have, as in `need_mib`.
     """
-    shared = _divided(model, devices)[1]
+    shared = _whole_and_shared_devices(model, devices)[1]
     if not model.spreads or len(shared) < 2:
         return None
     whole_mib, each_mib, is_learned = model.footprint.mib, model.footprint.each_mib, False
@@ -115,7 +115,9 @@ def allowed(named: Sequence[str], kinds: frozenset[str] | None, devices: Sequenc
     return gpus or [device for device in devices if device.takes_whole] or devices
 
 
-def _divided(model: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[list[DeviceSpec], list[DeviceSpec]]:
+def _whole_and_shared_devices(
+    model: ModelSpec, devices: Sequence[DeviceSpec]
+) -> tuple[list[DeviceSpec], list[DeviceSpec]]:
     """The devices that take it whole, and those that share it."""
     mine = allowed(model.devices, model.kinds, devices)
     return [d for d in mine if d.takes_whole], [d for d in mine if not d.takes_whole]

@@ -57,12 +57,12 @@ def from_name(name: str) -> Footprint | None:
     parameters = max(sizes, default=0.0)
     if parameters == 0:
         return None
-    bits = _bits(text)
+    bits = _bits_per_weight(text)
     mib = max(1, math.ceil(parameters * bits / 8 * NAME_FACTOR / 2**20))
     return Footprint(mib, FootprintSource.NAME, f"{parameters / 1e9:g}B parameters at {bits:g} bits, by its name")
 
 
-def _bits(text: str) -> float:
+def _bits_per_weight(text: str) -> float:
     k_quant = _K_QUANT.search(text)
     if k_quant is not None:
         # Scales and the layers kept at higher precision: Q4_K_M is 4.85 bits a weight, Q6_K 6.56, Q8_0 8.5.

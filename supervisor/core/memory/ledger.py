@@ -49,13 +49,13 @@ class Ledger:
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
             device.configured = device_id in specs
-            self._alter(device)
+            self._mark_altered(device)
             if device.configured:
                 continue
             if not device.leases:
-                self._forget(device_id)
+                self._forget_device(device_id)
             for holder in list(device.releases):  # nobody reads this device any more
-                self._drop(device.leases[holder])
+                self._drop_lease(device.leases[holder])
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
             if known is None:
@@ -77,13 +77,13 @@ class Ledger:
             assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
             assert part <= view.free_mib, f"{holder} begins with {part} MiB on {device}, {view.free_mib} free"
         for device, part in zip(devices, mib, strict=True):
-            self._put(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
+            self._put_lease(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
 
     def adopt(self, holder: Holder, devices: Devices, mib: Parts, now: float, *, is_partner: bool = False) -> None:
         """Enter the lease of a worker that was ready before this daemon began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
-            self._put(Lease(holder, device, Phase.IN_USE, part, since=now, is_partner=is_partner))
+            self._put_lease(Lease(holder, device, Phase.IN_USE, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
         """Enter how much others have leased of shared devices. While that is unknown (`trouble`) these take nothing new."""
@@ -92,13 +92,13 @@ class Ledger:
             if trouble is None or others:
                 device.others_mib = others.get(device_id, 0)
             device.unshared = trouble
-            self._alter(device)
+            self._mark_altered(device)
 
     def settle(self, holder: Holder, now: float) -> None:
         """The holder's worker is ready at `now`: the next sample shows, in its devices' free memory, how much it took."""
         for lease in self.leases_of(holder):
             assert lease.phase is Phase.STARTING, f"{lease} settles"
-            self._put(replace(lease, phase=Phase.IN_USE, since=now))
+            self._put_lease(replace(lease, phase=Phase.IN_USE, since=now))
 
     def measure(self, holder: Holder, device: DeviceId, used_mib: int) -> None:
         """Enter how much a worker takes of the device. Call it before `sample` of the same reading. Ignores unknown leases."""
@@ -108,7 +108,7 @@ class Ledger:
         assert used_mib >= 0
         measured = replace(lease, measured_mib=used_mib)
         if measured.reserved_mib != lease.reserved_mib:
-            self._put(measured)
+            self._put_lease(measured)
         else:
             self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
@@ -131,7 +131,7 @@ class Ledger:
         """The holder's worker is about to stop. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):
             device = self._devices[lease.device]
-            self.mark(lease.device)
+            self.mark_changed(lease.device)
             if device.snapshots:
                 device.stopping.setdefault(holder, device.snapshots[0])
 
@@ -141,29 +141,31 @@ class Ledger:
             assert lease.phase in {Phase.STARTING, Phase.IN_USE}, f"{lease} returns"
             device = self._devices[lease.device]
             if not device.configured:
-                self._drop(lease)
+                self._drop_lease(lease)
                 continue
             alive = device.stopping.pop(holder, None)
             device.last_exit = holder[0], now
-            device.releases[holder] = PendingRelease.after((alive,) if alive else tuple(device.snapshots), holder)
-            self._put(replace(lease, phase=Phase.RETURNING, since=now))
+            device.releases[holder] = PendingRelease.from_snapshots(
+                (alive,) if alive else tuple(device.snapshots), holder
+            )
+            self._put_lease(replace(lease, phase=Phase.RETURNING, since=now))
 
     def quarantine(self, holder: Holder, reason: str) -> None:
         """Nothing new on the holder's devices until its leases are gone. `reason` completes "its worker …"."""
         for lease in self.leases_of(holder):
-            self._quarantine(lease, reason)
+            self._quarantine_device(lease, reason)
 
-    def _quarantine(self, lease: Lease, reason: str) -> None:
+    def _quarantine_device(self, lease: Lease, reason: str) -> None:
         device = self._devices[lease.device]
         device.quarantine[lease.holder] = reason
-        self._alter(device)
+        self._mark_altered(device)
 
-    def _put(self, lease: Lease) -> None:
+    def _put_lease(self, lease: Lease) -> None:
         device = self._devices[lease.device]
         device.leases[lease.holder] = self._leases.setdefault(lease.holder, {})[lease.device] = lease
-        self._alter(device)
+        self._mark_altered(device)
 
-    def _drop(self, lease: Lease) -> None:
+    def _drop_lease(self, lease: Lease) -> None:
         holder, device = lease.holder, self._devices[lease.device]
         del self._leases[holder][lease.device]
         if not self._leases[holder]:
@@ -171,12 +173,12 @@ class Ledger:
         del device.leases[holder]
         device.releases.pop(holder, None)
         device.stopping.pop(holder, None)
-        self._alter(device)
+        self._mark_altered(device)
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
             message = f"{device.spec.label} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
         if not device.configured and not device.leases:
-            self._forget(lease.device)
+            self._forget_device(lease.device)
 
     # -------------------------------------------------------------------------------------------------------- samples
 
@@ -191,15 +193,15 @@ class Ledger:
         before = device.view()
         device.cached = None
         device.stale = sample.stale
-        self._watch(device)
+        self._update_watched(device)
         if sample.stale:
             if sample.lost is not None:
-                self._lose(device, sample.lost)
+                self._mark_lost(device, sample.lost)
             if device.view() != before:
-                self._alter(device)
+                self._mark_altered(device)
             return []
-        if any(device.hides(lease) for lease in device.leases.values()):
-            self.mark(sample.id)  # it may show what they take, so that who waits to see it can go on
+        if any(device.is_unsampled(lease) for lease in device.leases.values()):
+            self.mark_changed(sample.id)  # it may show what they take, so that who waits to see it can go on
         if device.lost is not None:
             message = f"{device.spec.label} takes models again: it can be read"
             self._alerts.append(Alert("device.lifted", message, device.spec.id))
@@ -213,22 +215,22 @@ class Ledger:
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
             if taken_at > device.leases[holder].since and release.is_back(device, write_off_s):
-                self._drop(device.leases[holder])
+                self._drop_lease(device.leases[holder])
                 back.append(holder[0])
         # Without the leases just released: this snapshot shows their memory as free.
         device.snapshots.appendleft(device.snapshot(sample.free_mib))
         device.note_unseen()
         device.cached = None
         if device.view() != before:
-            self._alter(device)
+            self._mark_altered(device)
         return back
 
-    def _lose(self, device: DeviceLedger, why: str) -> None:
+    def _mark_lost(self, device: DeviceLedger, why: str) -> None:
         if device.lost is None:
             message = f"{device.spec.label} is lost: {why}; it takes no new models until it can be read"
             self._alerts.append(Alert("device.lost", message, device.spec.id))
         device.lost = why
-        self._alter(device)
+        self._mark_altered(device)
 
     def overdue(self, now: float) -> list[Alert]:
         """The alerts that are due, each once: devices lost or quarantined, late memory, devices freed again."""
@@ -236,7 +238,7 @@ class Ledger:
             if device.stale and device.lost is None:
                 device.stale_since = now if device.stale_since is None else device.stale_since
                 if now >= device.stale_since + self._limits.memory_quarantine_s:
-                    self._lose(device, f"its memory could not be read for {now - device.stale_since:.0f} s")
+                    self._mark_lost(device, f"its memory could not be read for {now - device.stale_since:.0f} s")
         alerts, self._alerts = self._alerts, []
         for device in list(self._watched.values()):
             for holder, release in device.releases.items():
@@ -249,7 +251,7 @@ class Ledger:
                     release.warned = True
                     alerts.append(Alert("memory.late", late, where, model_id))
                 if now >= since + self._limits.memory_quarantine_s and holder not in device.quarantine:
-                    self._quarantine(device.leases[holder], why)
+                    self._quarantine_device(device.leases[holder], why)
                     message = f"{late}; it takes no new models until it does"
                     alerts.append(Alert("device.quarantined", message, where, model_id))
         return alerts
@@ -272,29 +274,29 @@ class Ledger:
 
     # ---------------------------------------------------------------------------------------------------- what changed
 
-    def _alter(self, device: DeviceLedger) -> None:
+    def _mark_altered(self, device: DeviceLedger) -> None:
         """Drop the device's cached figures, and mark it as changed."""
         device.cached = None
         device.note_unseen()
-        self._watch(device)
-        self.mark(device.spec.id)
+        self._update_watched(device)
+        self.mark_changed(device.spec.id)
 
-    def _forget(self, device: DeviceId) -> None:
+    def _forget_device(self, device: DeviceId) -> None:
         del self._devices[device]
         self._watched.pop(device, None)
 
-    def _watch(self, device: DeviceLedger) -> None:
+    def _update_watched(self, device: DeviceLedger) -> None:
         if device.releases or device.stale:
             self._watched[device.spec.id] = device
         else:
             self._watched.pop(device.spec.id, None)
 
-    def mark(self, device: DeviceId) -> None:
+    def mark_changed(self, device: DeviceId) -> None:
         """Something has changed on the device on which plans depend."""
         self._changed[device] = None
-        self.forget_outlines((device,))
+        self.forget_summaries((device,))
 
-    def forget_outlines(self, devices: Iterable[DeviceId]) -> None:
+    def forget_summaries(self, devices: Iterable[DeviceId]) -> None:
         """Drop these devices' summaries. Enough where nobody waits: only later plans depend on the change."""
         for device in devices:
             if (ledger := self._devices.get(device)) is not None:
@@ -378,17 +380,17 @@ class Ledger:
         model_id, at = ledger.last_exit
         return model_id if now - at < self._limits.memory_warn_s else None
 
-    def rests_at(self, device: DeviceId, now: float) -> float:
+    def transition_ends_at(self, device: DeviceId, now: float) -> float:
         """When `model_in_transition` ends by itself at the latest; infinity where a reading has to end it."""
         ledger = self._devices[device]
         if ledger.last_exit is None or now >= (at := ledger.last_exit[1] + self._limits.memory_warn_s):
             return math.inf
         return at
 
-    def hides_loaded(self, device: DeviceId) -> bool:
+    def has_unsampled_worker(self, device: DeviceId) -> bool:
         """Has a worker loaded there that no sample has shown since?"""
         ledger = self._devices[device]
-        return any(lease.phase is Phase.IN_USE and ledger.hides(lease) for lease in ledger.leases.values())
+        return any(lease.phase is Phase.IN_USE and ledger.is_unsampled(lease) for lease in ledger.leases.values())
 
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""

@@ -24,21 +24,21 @@ def request_lease(state: SchedulerState, step: Step, event: LeaseRequested) -> N
     """Want a lease as an operator wants a load. Its id must be new."""
     if state.shutting_down:
         return
-    model = _enter(state, step, event.spec, event.partner)
-    model.ask(step.now)
+    model = _add_partner(state, step, event.spec, event.partner)
+    model.request_load(step.now)
     state.update_wanted(model)
 
 
 def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
     """Restore a lease that was granted before this daemon began; its heartbeats go on."""
-    model = _enter(state, step, event.spec, event.partner)
+    model = _add_partner(state, step, event.spec, event.partner)
     advance(model, Trigger.START, step.now, "restored", devices=event.devices)
     mib = on_each(event.mib, event.devices)
     state.ledger.adopt(model.holder, event.devices, mib, step.now, is_partner=True)
     _begin_lease(state, step, model, "restored")
 
 
-def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner) -> ModelState:
+def _add_partner(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner) -> ModelState:
     assert spec.id not in state.models, f"{spec.id} is there already"
     model = ModelState(spec, Life(step.now), generation=state.last_forgotten, last_used=step.now, partner=partner)
     model.life.reason = "asked for"
@@ -46,7 +46,7 @@ def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner)
     return model
 
 
-def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
+def plan_for_partner(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
     """The plan for a partner: one that may wait isn't refused because others hold memory; any other waits for no model in use.
 
     Any partner waits for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
@@ -80,11 +80,11 @@ def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
 def _begin_lease(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
     advance(model, Trigger.READY, step.now, reason)
     state.update_wanted(model)
-    step.decide("lease_granted", model.id, f"{_amount(state, model)}: {reason}")
-    _extend(state, step, model)
+    step.decide("lease_granted", model.id, f"{_leased_text(state, model)}: {reason}")
+    _extend_lease(state, step, model)
 
 
-def _amount(state: SchedulerState, model: ModelState) -> str:
+def _leased_text(state: SchedulerState, model: ModelState) -> str:
     ledger = state.ledger
     return " + ".join(
         f"{lease.mib} MiB on {ledger.view(lease.device).label}" for lease in ledger.leases_of(model.holder)
@@ -102,10 +102,10 @@ def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
         pid=model.partner.pid if event.pid is None else event.pid,
     )
     if model.state is WorkerState.READY:
-        _extend(state, step, model)
+        _extend_lease(state, step, model)
 
 
-def _extend(state: SchedulerState, step: Step, model: ModelState) -> None:
+def _extend_lease(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Extend the lease by its time to live. It has one timer, which sets the next one, however many heartbeats come."""
     partner = model.partner
     assert partner is not None

@@ -24,7 +24,7 @@ def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
         return
     at = step.now + state.limits.default_after_s
     if model.returns_at is None or at < model.returns_at:
-        _wake(state, model, at)
+        _set_timer(state, model, at)
 
 
 def return_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -39,7 +39,7 @@ def return_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
         elif model.load_intent is None:
             model.load_intent = LoadIntent(default=True)
             step.decide("return", model.id, f"nothing else was asked for within {state.limits.default_after_s:.0f} s")
-    _wake(state, model, at)
+    _set_timer(state, model, at)
 
 
 def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan) -> bool:
@@ -48,7 +48,7 @@ def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan
     return intent is not None and intent.default and isinstance(answer, Evict) and _quiet_at(state, step) <= step.now
 
 
-def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
+def pin_other_defaults(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
     """`snapshot` for planning `model`: where it only comes back as a default model, the other default models are pinned."""
     if model.load_intent != LoadIntent(default=True) or state.waiting_for(model):
         return snapshot
@@ -71,6 +71,6 @@ def _quiet_at(state: SchedulerState, step: Step) -> float:
     return max((state.admission.quiet_at(other, step.now) for other in others), default=-math.inf)
 
 
-def _wake(state: SchedulerState, model: ModelState, at: float) -> None:
+def _set_timer(state: SchedulerState, model: ModelState, at: float) -> None:
     model.returns_at = at
     state.wake(at, model.id)

@@ -23,7 +23,7 @@ from supervisor.core.model_state import Drain, ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ModelId, StopCause, WorkerState
 from supervisor.core.workers.lifecycle import Trigger, advance
-from supervisor.core.workers.termination import cut, drained, stop_now
+from supervisor.core.workers.termination import cut_requests, stop_now, stop_reason
 
 
 def settle_claims(state: SchedulerState, step: Step) -> None:
@@ -33,28 +33,28 @@ def settle_claims(state: SchedulerState, step: Step) -> None:
             victim = state.models.get(model_id)
             if victim is not None:
                 step.about = model_id
-                _settle(state, step, victim)
+                _settle_claims_on(state, step, victim)
     step.about = None
 
 
-def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
-    claimant = _claimant(state, step, victim)
+def _settle_claims_on(state: SchedulerState, step: Step, victim: ModelState) -> None:
+    claimant = _first_claimant(state, step, victim)
     if claimant is None:
         if not state.wanted.claimants(victim.id):
             victim.overtakes = 0
         if victim.claimed_by is not None:
             victim.claimed_by = None
-            _release(state, step, victim)
+            _release_claims_on(state, step, victim)
         return
     victim.claimed_by = claimant
     if victim.state is WorkerState.READY and not victim.in_flight:
         stop_now(state, step, victim, StopCause.ROOM, f"evicted for {claimant}")
         step.decide("evicted", victim.id, f"makes room for {claimant}")
     else:
-        _drain(state, step, victim)
+        _drain_for_claimant(state, step, victim)
 
 
-def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId | None:
+def _first_claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId | None:
     """The first waiter that may claim the victim now."""
     for key in state.wanted.claimants(victim.id):
         waiter_id = key[1]
@@ -81,7 +81,7 @@ def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key)
     return is_higher and state.admission.rank_model(victim, queue) < waiter[0]
 
 
-def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
+def _release_claims_on(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Nobody claims the victim any more: it serves again, unless it has to go anyway."""
     if victim.drain is not None and not victim.drain.is_ordered:
         yields = any(_serves_higher_first(state, victim, key) for key in state.wanted.claimants(victim.id))
@@ -95,7 +95,7 @@ def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
 # --------------------------------------------------------------------------------------------------------------- drains
 
 
-def _drain(state: SchedulerState, step: Step, victim: ModelState) -> None:
+def _drain_for_claimant(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Drain a busy victim for its claimant. A drain that goes on already gets the time that the configuration now says."""
     before = victim.drain
     if victim.state is not WorkerState.READY and (before is None or before.is_ordered):
@@ -110,13 +110,13 @@ def _drain(state: SchedulerState, step: Step, victim: ModelState) -> None:
         advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
     else:
         victim.drain = drain
-    _announce(state, step, victim, drain)
+    _record_drain(state, step, victim, drain)
     if look_at is not None:
         state.wake(look_at, victim.id)
         step.emit(AskClients(victim.id, victim.generation))
 
 
-def _announce(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
+def _record_drain(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
     state.wake(drain.until, victim.id)
     end = "never cut" if math.isinf(drain.until) else f"cut in {drain.until - step.now:.0f} s"
     if drain.look_at is not None:  # else it is as configured
@@ -130,7 +130,7 @@ def end_due_drain(state: SchedulerState, step: Step, model: ModelState) -> None:
     if drain is None:
         return
     if step.now >= drain.until:
-        _cut(state, step, model, drain, f"after {step.now - drain.since:.0f} s")
+        _cut_and_stop(state, step, model, drain, f"after {step.now - drain.since:.0f} s")
     elif drain.look_at is not None and step.now >= drain.look_at:
         look_at = state.admission.looks_again_at(model, step.now)
         model.drain = replace(drain, look_at=look_at)
@@ -153,12 +153,12 @@ def clients_read(state: SchedulerState, step: Step, event: ClientsRead) -> None:
         for ticket in model.in_flight
     )
     if all(stopped):
-        _cut(state, step, model, drain, "as the clients have stopped reading")
+        _cut_and_stop(state, step, model, drain, "as the clients have stopped reading")
 
 
-def _cut(state: SchedulerState, step: Step, model: ModelState, drain: Drain, why: str) -> None:
+def _cut_and_stop(state: SchedulerState, step: Step, model: ModelState, drain: Drain, why: str) -> None:
     needed = not drain.is_ordered and model.claimed_by is not None
-    cut(step, model, f"its memory is needed for {model.claimed_by}" if needed else drain.reason)
-    stop_now(state, step, model, drain.cause, drained(model, drain))
+    cut_requests(step, model, f"its memory is needed for {model.claimed_by}" if needed else drain.reason)
+    stop_now(state, step, model, drain.cause, stop_reason(model, drain))
     kind = "stop" if drain.is_ordered else "evicted"
     step.decide(kind, model.id, f"{drain.reason}; {requests_counted(len(model.in_flight))} cut {why}")

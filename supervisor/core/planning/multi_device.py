@@ -24,7 +24,7 @@ from supervisor.core.planning.device_set_fit import DeviceSet
 from supervisor.core.planning.plans import DeviceView, Option, Resident
 from supervisor.core.types import DeviceId, Devices
 
-Room = dict[DeviceId, int]
+RoomByDevice = dict[DeviceId, int]
 """What can be had of each device."""
 
 
@@ -35,15 +35,15 @@ class SplitPlan:
         self.spread = spread
         self.views = {view.id: view for view in sorted(views, key=lambda view: view.id)}
 
-    def at_most(self) -> DeviceSet | None:
+    def parts_when_empty(self) -> DeviceSet | None:
         """The parts if nothing else were loaded; None where the model fits nowhere."""
-        return self._parts({view.id: view.usable_mib for view in self.views.values()})
+        return self._parts_in({view.id: view.usable_mib for view in self.views.values()})
 
-    def now(self) -> DeviceSet | None:
+    def parts_now(self) -> DeviceSet | None:
         """The parts in the memory that is free now; None where it doesn't fit."""
-        return self._parts({view.id: view.free_mib for view in self.views.values() if view.blocked is None})
+        return self._parts_in({view.id: view.free_mib for view in self.views.values() if view.blocked is None})
 
-    def without(
+    def parts_after_evicting(
         self,
         pool: Sequence[Resident],
         first: Sequence[Resident],
@@ -59,9 +59,9 @@ class SplitPlan:
         for views in [unblocked, list(self.views.values())] if blocked else [unblocked]:
             room = {view.id: view.free_mib + _reserved_mib(coming.get(view.id, ()), view.id) for view in views}
             for resident in first:
-                _add(room, resident)
-            if self._make(room, [resident for resident in pool if resident not in first]) and (
-                found := self._parts(room)
+                _add_memory(room, resident)
+            if self._make_room(room, [resident for resident in pool if resident not in first]) and (
+                found := self._parts_in(room)
             ):
                 return [found]
         return []
@@ -77,7 +77,7 @@ class SplitPlan:
             f"less {self.spread.margin_mib} MiB each"
         )
 
-    def _make(self, room: Room, pool: Sequence[Resident]) -> bool:
+    def _make_room(self, room: RoomByDevice, pool: Sequence[Resident]) -> bool:
         """Add to the room what residents return, as few as needed. False: all of them wouldn't suffice."""
         victims: list[Resident] = []
         for _, members in groupby(pool, key=lambda resident: resident.priority):
@@ -90,35 +90,35 @@ class SplitPlan:
             return False
         order = {id(resident): number for number, resident in enumerate(pool)}
         for resident in sorted(victims, key=lambda resident: -order[id(resident)]):
-            _add(room, resident, -1)
+            _add_memory(room, resident, -1)
             if not self._suffices(room):
-                _add(room, resident)
+                _add_memory(room, resident)
         return True
 
-    def _take_all(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+    def _take_all(self, room: RoomByDevice, group: Sequence[Resident]) -> Sequence[Resident]:
         """Add what the whole class returns, unless a part of it suffices: then nobody."""
         after = dict(room)
         for resident in group:
-            _add(after, resident)
+            _add_memory(after, resident)
         if self._suffices(after):
             return ()
         room.update(after)
         return group
 
-    def _take_largest(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+    def _take_largest(self, room: RoomByDevice, group: Sequence[Resident]) -> Sequence[Resident]:
         """Add what a part of a class returns, those first that add the most, until it suffices. All of it must suffice."""
         by_place: defaultdict[Devices, list[Resident]] = defaultdict(list)
         for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].reserved_mib), -one[0])):
             by_place[resident.devices].append(resident)  # the last one is taken first
         taken: list[Resident] = []
         while not self._suffices(room):
-            best = max((there[-1] for there in by_place.values() if there), key=lambda one: self._gain(room, one))
+            best = max((there[-1] for there in by_place.values() if there), key=lambda one: self._gain_of(room, one))
             by_place[best.devices].pop()
             taken.append(best)
-            _add(room, best)
+            _add_memory(room, best)
         return taken
 
-    def _gain(self, room: Room, resident: Resident) -> tuple[int, int]:
+    def _gain_of(self, room: RoomByDevice, resident: Resident) -> tuple[int, int]:
         """What it adds to the sum; and, where that is nothing yet, what it returns."""
         margin = self.spread.margin_mib
         gain = reserved_mib = 0
@@ -128,10 +128,10 @@ class SplitPlan:
                 reserved_mib += mib
         return gain, reserved_mib
 
-    def _suffices(self, room: Room) -> bool:
+    def _suffices(self, room: RoomByDevice) -> bool:
         return self.spread.fits(room.values())
 
-    def _largest(self, room: Room) -> dict[DeviceId, int] | None:
+    def _largest_devices(self, room: RoomByDevice) -> dict[DeviceId, int] | None:
         """The fewest devices that suffice, those with most room, each with its room less the margin; None: all don't."""
         left = {device: mib - self.spread.margin_mib for device, mib in room.items() if mib > self.spread.margin_mib}
         taken: dict[DeviceId, int] = {}
@@ -141,8 +141,8 @@ class SplitPlan:
                 return taken
         return None
 
-    def _parts(self, room: Room) -> DeviceSet | None:
-        taken = self._largest(room)
+    def _parts_in(self, room: RoomByDevice) -> DeviceSet | None:
+        taken = self._largest_devices(room)
         if taken is None:
             return None
         devices = tuple(sorted(taken))
@@ -165,7 +165,7 @@ def in_proportion(total: int, room: Sequence[int]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _add(room: Room, resident: Resident, sign: int = 1) -> None:
+def _add_memory(room: RoomByDevice, resident: Resident, sign: int = 1) -> None:
     for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
         if device in room:
             room[device] += sign * mib

@@ -38,8 +38,8 @@ from supervisor.core.planning.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.planning.shortlist import room, shortlisted
-from supervisor.core.planning.snapshots import by_leases, device_summary, roomiest, snapshot
+from supervisor.core.planning.shortlist import room_for_waiter, shortlisted
+from supervisor.core.planning.snapshots import by_leases, device_summary, snapshot, usable_spread
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import (
     MODEL_PLACEHOLDER,
@@ -59,10 +59,10 @@ from supervisor.core.workers.termination import stop_now
 
 REFUSED_RETRY_S = 30.0
 
-PLACES = 4
+PLACES_PER_DEVICE = 4
 """At most so many waiters are planned for one device; those behind them would only wait for them."""
 
-EXACT = 8
+SHORTLIST_ABOVE = 8
 """Of more device sets than this, a waiter without a place looks closely only at the most promising one: see `shortlist`."""
 
 
@@ -100,7 +100,7 @@ class _Round:
         self.due = [(key, DeviceId("")) for key in unplanned]
         heapq.heapify(self.due)
         for device in changed:
-            self._pass_on(device, None)
+            self._pass_on_change(device, None)
         while self.due:
             key, device = heapq.heappop(self.due)
             offered = {device}
@@ -108,17 +108,17 @@ class _Round:
                 offered.add(heapq.heappop(self.due)[1])
             self.step.about = key[1]
             if self.wanted.key(key[1]) == key:
-                self._place(key, offered)
+                self._plan_waiter(key, offered)
             for device in sorted(offered - {DeviceId("")}):
-                self._offer(device, key)
+                self._offer_to_next_waiter(device, key)
 
-    def _place(self, key: Key, offered: set[DeviceId]) -> None:
+    def _plan_waiter(self, key: Key, offered: set[DeviceId]) -> None:
         """Plan a waiter anew: for its own place and the devices it is offered, or for all devices (`offered` has "")."""
         model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
-            _start(self.state, self.step, model, REMOTE, (0,), "connecting")
+            _start_load(self.state, self.step, model, REMOTE, (0,), "connecting")
             return
-        self._plan(model, key, before, offered)
+        self._plan_model(model, key, before, offered)
         if self.is_limited:  # another round follows where anything changed
             return
         now = self.wanted.place(model.id)
@@ -133,24 +133,24 @@ class _Round:
                 if (found := self.state.models.get(victim)) is not None:
                     touched |= dict.fromkeys(found.devices)
         for device in touched:
-            self._pass_on(device, key)
+            self._pass_on_change(device, key)
 
-    def _pass_on(self, device: DeviceId, after: Key | None) -> None:
+    def _pass_on_change(self, device: DeviceId, after: Key | None) -> None:
         """The device has changed: plan those anew that have a place there, and the first other that could gain by it."""
         for key in self.wanted.placed_on(device):
             if after is None or key > after:
                 heapq.heappush(self.due, (key, device))
-        self._offer(device, after)
+        self._offer_to_next_waiter(device, after)
 
     # ---------------------------------------------------------------------------------------------------------- offers
 
-    def _offer(self, device: DeviceId, after: Key | None) -> None:
+    def _offer_to_next_waiter(self, device: DeviceId, after: Key | None) -> None:
         """Plan the next waiter that could gain something on the device."""
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
         there = device_summary(self.state, self.step.now, device)
-        is_full = len(placed) >= PLACES
+        is_full = len(placed) >= PLACES_PER_DEVICE
         most_mib = there.free_mib + there.coming_mib + there.evictable_mib[-1]
         if there.outage is not None or (is_full and most_mib <= 0):
             return
@@ -170,7 +170,7 @@ class _Round:
         is_background = not self.state.is_requested(model)
         if place is None and not is_full and not is_background:
             return True
-        now_mib, later_mib, _ = room(self.state, key, device, there)
+        now_mib, later_mib, _ = room_for_waiter(self.state, key, device, there)
         if need_mib <= now_mib:
             return there.is_open or place is None
         if is_background or (place is not None and self._are_stopping(place.claims)):
@@ -186,10 +186,10 @@ class _Round:
 
     # ----------------------------------------------------------------------------------------------------------- plans
 
-    def _plan(self, model: ModelState, key: Key, before: Place | None, offered: set[DeviceId]) -> None:
-        options, spread = model.options(self.state.ledger.devices()), roomiest(self.state, self.step.now, model)
+    def _plan_model(self, model: ModelState, key: Key, before: Place | None, offered: set[DeviceId]) -> None:
+        options, spread = model.options(self.state.ledger.devices()), usable_spread(self.state, self.step.now, model)
         chosen = list(options.values())
-        if len(chosen) > EXACT and not self.is_limited:
+        if len(chosen) > SHORTLIST_ABOVE and not self.is_limited:
             chosen = shortlisted(self.state, self.step.now, model, key, options, before, offered)
         alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
@@ -197,46 +197,46 @@ class _Round:
             self.state, model, replace(demand, options=tuple(options.values()), spread=spread)
         ):
             some = {option.devices: option for option in apart.options}
-            is_many = len(some) > EXACT and not self.is_limited
+            is_many = len(some) > SHORTLIST_ABOVE and not self.is_limited
             worth = (
                 tuple(shortlisted(self.state, self.step.now, model, key, some, None, {DeviceId("")}))
                 if is_many
                 else apart.options
             )
-            answer, seen = self._ask(replace(apart, options=worth), key)
+            answer, seen = self._ask_planner(replace(apart, options=worth), key)
             if isinstance(answer, Admit):
                 self._carry_out(model, key, answer, seen, options)
                 return
-        answer, seen = self._ask(demand, key)
+        answer, seen = self._ask_planner(demand, key)
         if len(chosen) < len(options):
             if isinstance(answer, Wait) and before is not None and not _keeps_its_place(answer, seen, before):
                 demand = replace(
                     demand,
                     options=tuple(shortlisted(self.state, self.step.now, model, key, options, before, {DeviceId("")})),
                 )
-                answer, seen = self._ask(demand, key)
+                answer, seen = self._ask_planner(demand, key)
             if isinstance(answer, Refuse):
                 demand = replace(demand, options=tuple(options.values()), spread=spread)
-                answer, seen = self._ask(demand, key)
+                answer, seen = self._ask_planner(demand, key)
         if isinstance(answer, Evict) and before is not None and self._are_stopping(before.claims):
             its_own = options.get(before.devices) or Option(before.devices, before.need_mib)
-            there, seen_there = self._ask(replace(demand, options=(its_own,), spread=None), key)
+            there, seen_there = self._ask_planner(replace(demand, options=(its_own,), spread=None), key)
             if isinstance(there, Wait) and self._are_stopping(there.waits_for):  # nobody else needs to go
                 answer, seen = there, seen_there
-        answer = self._reconsidered(demand, seen, answer)
+        answer = self._wait_for_reading(demand, seen, answer)
         if model.partner is not None:
-            answer = partners.patience(self.state, model.partner, answer)
+            answer = partners.plan_for_partner(self.state, model.partner, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
         self._carry_out(model, key, answer, seen, options)
 
-    def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
+    def _ask_planner(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
         devices = self.state.ledger.device_ids() if self.is_limited else demand.devices
         seen = snapshot(self.state, self.step.now, devices, key)
-        seen = default_models.spared(self.state, self.state.models[demand.model], seen)
+        seen = default_models.pin_other_defaults(self.state, self.state.models[demand.model], seen)
         return plan(demand, seen), seen
 
-    def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
+    def _wait_for_reading(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
         """Wait for another reading where the last one may be wrong about just the memory that is in the way.
 
         A refusal is put off while a load or a stop may explain the missing memory; an eviction, while a worker that has
@@ -245,7 +245,7 @@ class _Round:
         if not isinstance(answer, Refuse | Evict):
             return answer
         ledger, now = self.state.ledger, self.step.now
-        if isinstance(answer, Evict) and not any(ledger.hides_loaded(device) for device in answer.devices):
+        if isinstance(answer, Evict) and not any(ledger.has_unsampled_worker(device) for device in answer.devices):
             return answer
         if isinstance(answer, Refuse) and (answer.outage is not None or answer.fits_nowhere):
             return answer
@@ -257,7 +257,7 @@ class _Round:
             for device in devices:
                 moving = ledger.model_in_transition(device, now)
                 if moving is not None:
-                    self.state.wake(ledger.rests_at(device, now), demand.model)
+                    self.state.wake(ledger.transition_ends_at(device, now), demand.model)
                     reason = f"{answer.reason}; waiting to see what {moving} takes or gives back"
                     return Wait(devices, (), (), reason)
         return answer
@@ -268,23 +268,23 @@ class _Round:
         state, step = self.state, self.step
         is_settled = isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)
         if not state.is_requested(model) and not is_settled:
-            self._postpone(model, answer, options)
+            self._postpone_background_load(model, answer, options)
             return
-        _note(step, model, answer)
+        _record_decision(step, model, answer)
         match answer:
             case Admit(devices, need_mib, reason):
-                _start(state, step, model, devices, need_mib, reason)
+                _start_load(state, step, model, devices, need_mib, reason)
             case Evict(devices, need_mib, victims, reason):
-                self.wanted.give(model.id, Place(devices, need_mib, victims, is_sure=True))
+                self.wanted.set_place(model.id, Place(devices, need_mib, victims, is_sure=True))
                 for victim_id in victims:
                     victim = state.models[victim_id]
                     stop_now(state, step, victim, StopCause.ROOM, f"evicted for {model.id}")
                     step.decide("evicted", victim_id, f"made room for {model.id}: {reason}")
             case Wait(devices, need_mib, waits_for):
                 ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
-                is_in_line = ahead >= PLACES and not self.is_limited
+                is_in_line = ahead >= PLACES_PER_DEVICE and not self.is_limited
                 place = Place(devices, need_mib, waits_for, is_sure=_waits_only_for_stopping(answer, seen))
-                self.wanted.give(model.id, place if devices and not is_in_line else None)
+                self.wanted.set_place(model.id, place if devices and not is_in_line else None)
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
@@ -294,7 +294,7 @@ class _Round:
                 reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
                 state.update_wanted(model)
 
-    def _postpone(self, model: ModelState, answer: Plan, options: dict[Devices, Option]) -> None:
+    def _postpone_background_load(self, model: ModelState, answer: Plan, options: dict[Devices, Option]) -> None:
         """Let a model wait that nobody asks for, or stop wanting it: nothing is evicted or drained for it."""
         waits_for = answer.waits_for if isinstance(answer, Wait) else ()
         in_use = any(self.state.models[victim].state in SERVES for victim in waits_for)
@@ -305,7 +305,7 @@ class _Round:
             self.state.update_wanted(model)
         else:
             devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
-            self.wanted.give(model.id, Place(devices))
+            self.wanted.set_place(model.id, Place(devices))
 
 
 def _waits_only_for_stopping(answer: Wait, seen: Snapshot) -> bool:
@@ -322,7 +322,7 @@ def _keeps_its_place(answer: Wait, seen: Snapshot, before: Place) -> bool:
     return is_sure and before.is_sure and bool(before.claims) and set(before.claims) <= set(answer.waits_for)
 
 
-def _start(
+def _start_load(
     state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: Parts, reason: str
 ) -> None:
     advance(model, Trigger.START, step.now, reason, devices=devices)
@@ -335,7 +335,7 @@ def _start(
         step.emit(StartWorker(model.id, model.generation, devices, need_mib))
 
 
-def _note(step: Step, model: ModelState, answer: Plan) -> None:
+def _record_decision(step: Step, model: ModelState, answer: Plan) -> None:
     """Record a plan as a decision, but not again when only its numbers have changed."""
     kind = type(answer).__name__.lower()
     others = answer.victims if isinstance(answer, Evict) else answer.waits_for if isinstance(answer, Wait) else ()

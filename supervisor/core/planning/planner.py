@@ -100,7 +100,7 @@ def _plan_options(demand: LoadDemand, snapshot: Snapshot, views: Mapping[DeviceI
         return _refuse_outage(out)
 
     # 1.
-    excess = _excess(demand, snapshot)
+    excess = _excess_of_type(demand, snapshot)
     if excess == 0:
         for device_set in candidates:
             if not device_set.blocked and all(short <= 0 for short in device_set.short().values()):
@@ -110,16 +110,16 @@ def _plan_options(demand: LoadDemand, snapshot: Snapshot, views: Mapping[DeviceI
 
 def _plan_spread(demand: LoadDemand, spread: Spread, snapshot: Snapshot, views: Mapping[DeviceId, DeviceView]) -> Plan:
     known = [views[device] for device in spread.devices if device in views]
-    if SplitPlan(spread, known).at_most() is None:
+    if SplitPlan(spread, known).parts_when_empty() is None:
         return Refuse(SplitPlan(spread, known).too_large(), fits_nowhere=True)
     apart = SplitPlan(spread, [view for view in known if view.outage is None])
-    at_most = apart.at_most()
+    at_most = apart.parts_when_empty()
     if at_most is None:
         return _refuse_outage({view.id: view for view in known if view.outage is not None})
 
     # 1.
-    excess = _excess(demand, snapshot)
-    if excess == 0 and (now := apart.now()) is not None:
+    excess = _excess_of_type(demand, snapshot)
+    if excess == 0 and (now := apart.parts_now()) is not None:
         return Admit(now.option.devices, now.option.need_mib, now.needs())
     return _Case(demand, snapshot, [at_most], excess, apart).plan()
 
@@ -176,19 +176,19 @@ class _Case:
         self.users = self.admission.users(
             {each.model: (each.used_by, each.idle_s) for each in concerned if each.block not in NEVER_EVICTED}
         )
-        self.residents = sorted(concerned, key=self._order)
+        self.residents = sorted(concerned, key=self._eviction_order)
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
 
-    def _order(self, resident: Resident) -> tuple[Standing, float, str]:
+    def _eviction_order(self, resident: Resident) -> tuple[Standing, float, str]:
         """Sort key: who goes first."""
-        return self._standing(resident), self._value(resident), resident.model
+        return self._standing(resident), self._value_loaded(resident), resident.model
 
     def _standing(self, resident: Resident) -> Standing:
         if resident.block is EvictionBlock.DRAINING:  # who has begun to go, goes: else two drain for one waiter
             return resident.priority, -LEAST_URGENT - 1
         return resident.priority, -self.users.get(resident.model, NORMAL)
 
-    def _value(self, resident: Resident) -> float:
+    def _value_loaded(self, resident: Resident) -> float:
         if resident.block is EvictionBlock.DRAINING:
             return 0.0
         return self.admission.value(resident.reload_s, resident.idle_s)
@@ -211,19 +211,19 @@ class _Case:
 
         `blocked`: residents and device sets that are blocked only for now count too.
         """
-        pool = self._pool(spare_higher=spare_higher, blocked=blocked)
+        pool = self._possible_victims(spare_higher=spare_higher, blocked=blocked)
         typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
         if len(typed) < self.excess:
             return None
         here = _by_device(pool)
         if self.apart is not None:
-            open_sets = self.apart.without(pool, typed, self.coming, blocked=blocked)
+            open_sets = self.apart.parts_after_evicting(pool, typed, self.coming, blocked=blocked)
         else:
             open_sets = [device_set for device_set in self.candidates if blocked or not device_set.blocked]
-        fits = [self._fit(device_set, typed, here) for device_set in open_sets]
+        fits = [self._fit_on(device_set, typed, here) for device_set in open_sets]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
-    def _pool(self, *, spare_higher: bool, blocked: bool) -> list[Resident]:
+    def _possible_victims(self, *, spare_higher: bool, blocked: bool) -> list[Resident]:
         """Who may be a victim, in eviction order."""
         return [
             resident
@@ -233,7 +233,7 @@ class _Case:
             and not (spare_higher and resident.priority > self.demand.priority)
         ]
 
-    def _fit(
+    def _fit_on(
         self, device_set: DeviceSet, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]
     ) -> Fit | None:
         short = device_set.short()
@@ -241,7 +241,7 @@ class _Case:
         for device, mib in short.items():
             going = {resident.model for resident in evicted}
             candidates = [r for r in here.get(device, ()) if r.model not in going and r.reserved_on(device) > 0]
-            space = self._space(
+            space = self._victims_for_space(
                 candidates,
                 device,
                 mib - _reserved_mib(evicted, device) - _reserved_mib(self.coming.get(device, ()), device),
@@ -257,11 +257,13 @@ class _Case:
             if mib > _reserved_mib(evicted, device)
             for resident in self.coming.get(device, ())
         }
-        victims = tuple(sorted(evicted, key=self._order))
+        victims = tuple(sorted(evicted, key=self._eviction_order))
         standing = max(map(self._standing, victims), default=(-math.inf, 0))
-        return Fit(device_set, victims, tuple(coming.values()), standing, math.fsum(map(self._value, victims)))
+        return Fit(device_set, victims, tuple(coming.values()), standing, math.fsum(map(self._value_loaded, victims)))
 
-    def _space(self, ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident] | None:
+    def _victims_for_space(
+        self, ordered: Sequence[Resident], device: DeviceId, short_mib: int
+    ) -> list[Resident] | None:
         """Whole priorities from the lowest up, then the smallest set that completes it: of the least urgent classes that do."""
         space: list[Resident] = []
         if short_mib <= 0:
@@ -271,7 +273,7 @@ class _Case:
             for _, alike in groupby(members, key=self._standing):
                 some += alike
                 if _reserved_mib(some, device) >= short_mib:
-                    return space + _smallest(some, device, short_mib)
+                    return space + _smallest_victim_set(some, device, short_mib)
             space += some
             short_mib -= _reserved_mib(some, device)
         return None
@@ -285,7 +287,7 @@ class _Case:
             for device, mib in short.items()
         }
         spared: set[ModelId] = set()
-        for resident in sorted(evicted, key=self._order, reverse=True):
+        for resident in sorted(evicted, key=self._eviction_order, reverse=True):
             if resident not in typed and all(resident.reserved_on(device) <= mib for device, mib in spare.items()):
                 spared.add(resident.model)
                 for device in spare:
@@ -299,10 +301,10 @@ class _Case:
 
     def evict(self, fit: Fit) -> Evict:
         last_resort = any(victim.priority > self.demand.priority for victim in fit.victims)
-        reason = f"{self._situation(fit)}; {'as a last resort ' if last_resort else ''}evicting {residents_listed(fit.victims)}"
+        reason = f"{self._shortage_text(fit)}; {'as a last resort ' if last_resort else ''}evicting {residents_listed(fit.victims)}"
         if fit.coming:
             reason += f", after {residents_listed(fit.coming)}"
-        return Evict(fit.device_set.option.devices, fit.device_set.option.need_mib, _ids(fit.victims), reason)
+        return Evict(fit.device_set.option.devices, fit.device_set.option.need_mib, _model_ids(fit.victims), reason)
 
     def wait(self, fit: Fit) -> Wait:
         waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_blocked(victim)))
@@ -314,27 +316,27 @@ class _Case:
             parts.append(f"waiting for {residents_listed(waits_for)}")
         if others:
             parts.append(f"then evicting {residents_listed(others)}")
-        reason = "; ".join((self._situation(fit), *parts))
-        return Wait(fit.device_set.option.devices, fit.device_set.option.need_mib, _ids(waits_for), reason)
+        reason = "; ".join((self._shortage_text(fit), *parts))
+        return Wait(fit.device_set.option.devices, fit.device_set.option.need_mib, _model_ids(waits_for), reason)
 
-    def _situation(self, fit: Fit) -> str:
-        return fit.device_set.needs() + (f", {self._limit()}" if self.excess else "")
+    def _shortage_text(self, fit: Fit) -> str:
+        return fit.device_set.needs() + (f", {self._limit_text()}" if self.excess else "")
 
-    def _limit(self) -> str:
+    def _limit_text(self) -> str:
         return f"max_loaded allows {self.admission.max_loaded(self.demand.type)} {self.demand.type}"
 
     def refusal(self) -> str:
         """The obstacles on each device set, for people."""
-        shown = [self._obstacles(device_set) for device_set in self.candidates[:SHOWN_DEVICES]]
+        shown = [self._obstacles_text(device_set) for device_set in self.candidates[:SHOWN_DEVICES]]
         hidden = len(self.candidates) - len(shown)
         if hidden:
             kind = "place" if any(len(device_set.views) > 1 for device_set in self.candidates) else "device"
             shown.append(f"{hidden} more {kind if hidden == 1 else f'{kind}s'} can't take it either")
         return "; ".join(shown)
 
-    def _obstacles(self, device_set: DeviceSet) -> str:
+    def _obstacles_text(self, device_set: DeviceSet) -> str:
         """The obstacles on one device set: the limit by type where it can't be met, memory where it would not suffice."""
-        pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
+        pool = self._possible_victims(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
         scarce = {device for device, mib in device_set.short().items() if mib > _reserved_mib(going, device)}
@@ -343,7 +345,7 @@ class _Case:
             for r in self.residents
             if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
-        ways = [self._limit()] if limited else []
+        ways = [self._limit_text()] if limited else []
         ways += [
             f"{'' if r.type == PARTNER else 'pinned '}{r.model} holds {reserved_text(r)}"
             for r in remaining
@@ -364,7 +366,7 @@ class _Case:
         return f"{device_set.needs()}; in the way: {', '.join(ways)}"
 
 
-def _excess(demand: LoadDemand, snapshot: Snapshot) -> int:
+def _excess_of_type(demand: LoadDemand, snapshot: Snapshot) -> int:
     """How many residents of its type must go before one more is allowed."""
     limit = snapshot.admission.max_loaded(demand.type)
     if limit is None:
@@ -373,7 +375,7 @@ def _excess(demand: LoadDemand, snapshot: Snapshot) -> int:
     return max(0, loaded - limit + 1)
 
 
-def _smallest(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:
+def _smallest_victim_set(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:
     """Of the sets with the fewest members that hold `short_mib` there, the one that comes first in the order.
 
     All members together must hold enough. Exact: a member is taken whenever the largest of those behind it can make up
@@ -408,5 +410,5 @@ def _reserved_mib(residents: Iterable[Resident], device: DeviceId) -> int:
     return sum(resident.reserved_on(device) for resident in residents)
 
 
-def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
+def _model_ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
     return tuple(resident.model for resident in residents)

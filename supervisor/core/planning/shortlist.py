@@ -19,8 +19,8 @@ from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 Cost = tuple[int, Standing, int, float]
 """Less is better. How bad the obstacle is; then, of the models that would have to go: the highest standing, number, value."""
 
-_NONE: Standing = (-math.inf, 0)
-_WORST_COST: Cost = (5, _NONE, 0, 0.0)
+_NO_STANDING: Standing = (-math.inf, 0)
+_WORST_COST: Cost = (5, _NO_STANDING, 0, 0.0)
 _NO_MODELS: AbstractSet[ModelId] = frozenset()
 
 
@@ -42,31 +42,31 @@ def shortlisted(
         others = [option for option in others if not offered.isdisjoint(option.devices)]
     best, most = own, _WORST_COST
     for option in others:
-        if option not in own and (cost := _cost(state, now, model, key, option, most)) < most:
+        if option not in own and (cost := _estimate_cost(state, now, model, key, option, most)) < most:
             best, most = [*own, option], cost
             if cost[0] == 0:  # it fits there, and those that come first are looked at first
                 break
     return best
 
 
-def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
+def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
     """The estimated cost of a device set. The calculation stops as soon as the cost is known to exceed `most`."""
     admission, own = state.admission, model.spec.priority
     most_known = most_way, most_highest, most_count = most[:3]
-    in_the_way, highest, count, value = 0, _NONE, 0, 0.0
+    in_the_way, highest, count, value = 0, _NO_STANDING, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
         there = state.ledger.summary(device) or device_summary(state, now, device)
         if there.outage is not None:
-            return (4, _NONE, 0, 0.0)
+            return (4, _NO_STANDING, 0, 0.0)
         now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
         if there.across or state.wanted.placed_on(device):
-            now_mib, later_mib, claimed = room(state, key, device, there)
+            now_mib, later_mib, claimed = room_for_waiter(state, key, device, there)
         if need_mib <= now_mib and there.is_open:
             continue
         short_mib = need_mib - max(now_mib, later_mib)
         in_the_way = max(in_the_way, 3 if short_mib > there.evictable_mib[-1] else 1 if there.is_open else 2)
         if in_the_way > most_way:
-            return (in_the_way, _NONE, 0, 0.0)
+            return (in_the_way, _NO_STANDING, 0, 0.0)
         if in_the_way == 3:
             continue
         idle, enough = there.idle, most_count - count
@@ -94,7 +94,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
     return in_the_way, highest, count, value
 
 
-def room(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
+def room_for_waiter(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
     """The room that the waiters before `key` leave on the device: free now, in the end, and which models they claim."""
     placed = state.wanted.placed_on(device)
     claimed = {  # also by those who wait elsewhere

@@ -34,11 +34,11 @@ def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) ->
         assert place is not None
         evicted.update(place.claims)
         if place.need_mib:
-            promises.append(_promise(state.models[model_id], place.devices, place.need_mib))
-    return _snapshot(state, now, devices, asker[1], promises, evicted)
+            promises.append(_promised_resident(state.models[model_id], place.devices, place.need_mib))
+    return _build_snapshot(state, now, devices, asker[1], promises, evicted)
 
 
-def _snapshot(
+def _build_snapshot(
     state: SchedulerState, now: float, devices: Devices, asker: ModelId, promises: list[Resident], evicted: set[ModelId]
 ) -> Snapshot:
     residents = list(promises)
@@ -48,7 +48,7 @@ def _snapshot(
         for device in promised.devices:
             if device in surplus:
                 surplus[device] -= promised.reserved_on(device)
-    for resident in _residents(state, now, devices, state.models[asker]):
+    for resident in _residents_on(state, now, devices, state.models[asker]):
         if resident.model in evicted:
             for device in resident.devices:
                 if device in surplus:
@@ -56,7 +56,7 @@ def _snapshot(
                     going.append((resident, device))
         else:
             residents.append(resident)
-    views = tuple(_view(state, device, mib, asker) for device, mib in surplus.items())
+    views = tuple(_view_for(state, device, mib, asker) for device, mib in surplus.items())
     for resident, device in going:  # what they return beyond what is promised is on its way to anybody
         if (mib := min(resident.reserved_on(device), surplus[device])) > 0:
             surplus[device] -= mib
@@ -114,7 +114,7 @@ def device_summary(state: SchedulerState, now: float, device: DeviceId) -> Devic
     return known
 
 
-def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | None:
+def usable_spread(state: SchedulerState, now: float, model: ModelState) -> Spread | None:
     """How the model may go over several devices. Of more devices than a program can use, those with most to be had."""
     spread = model.spread(state.ledger.devices())
     if spread is None or len(spread.devices) <= MOST_PARTS:
@@ -129,11 +129,11 @@ def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | N
     return replace(spread, devices=tuple(sorted(devices)))
 
 
-def _promise(model: ModelState, devices: Devices, need_mib: Parts) -> Resident:
+def _promised_resident(model: ModelState, devices: Devices, need_mib: Parts) -> Resident:
     return Resident(model.id, model.spec.type, model.spec.priority, devices, need_mib, EvictionBlock.RESERVED)
 
 
-def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: ModelId) -> DeviceView:
+def _view_for(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: ModelId) -> DeviceView:
     view = state.ledger.view(device)
     blocked = view.blocked if view.outage is None else state.ledger.blocked(device, asker)
     if blocked is None and (loading := _is_loading(state, device)) is not None:
@@ -150,7 +150,7 @@ def _is_loading(state: SchedulerState, device: DeviceId) -> ModelId | None:
     return None if not starting or state.admission.may_load(len(starting)) else starting[-1]
 
 
-def _residents(state: SchedulerState, now: float, devices: Devices, asker: ModelState) -> Iterable[Resident]:
+def _residents_on(state: SchedulerState, now: float, devices: Devices, asker: ModelState) -> Iterable[Resident]:
     """The residents of these devices: on each the oldest lease first, and each holder once."""
     seen = set()
     for device in devices:
@@ -158,16 +158,16 @@ def _residents(state: SchedulerState, now: float, devices: Devices, asker: Model
             if lease.holder not in seen:
                 seen.add(lease.holder)
                 model = state.models[lease.holder[0]]
-                yield from _parts(state, now, model, state.ledger.leases_of(lease.holder), asker)
+                yield from _residents_of_worker(state, now, model, state.ledger.leases_of(lease.holder), asker)
 
 
-def _parts(
+def _residents_of_worker(
     state: SchedulerState, now: float, model: ModelState, leases: tuple[Lease, ...], asker: ModelState
 ) -> Iterable[Resident]:
     """The residents of one worker's leases: one for all, or one for each device that returns its memory at its own time."""
     returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
     if not returning:
-        yield resident(now, model, leases, _block(state, now, model, asker))
+        yield resident(now, model, leases, _eviction_block(state, now, model, asker))
     for lease in returning:
         yield resident(now, model, (lease,), EvictionBlock.STOPPING)
 
@@ -190,7 +190,7 @@ def resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: Ev
     )
 
 
-def _block(state: SchedulerState, now: float, model: ModelState, asker: ModelState) -> EvictionBlock:
+def _eviction_block(state: SchedulerState, now: float, model: ModelState, asker: ModelState) -> EvictionBlock:
     """Why the worker can't be evicted for `asker` now. Sets a timer for the end of the block."""
     match model.state:
         case WorkerState.STARTING:

@@ -29,24 +29,26 @@ def what_if(state: SchedulerState, now: float, spec: ModelSpec) -> Plan:
     model = ModelState(spec, Life(now))
     options = tuple(model.options(devices).values())
     demand = LoadDemand(spec.id, spec.type, spec.priority, options, model.spread(devices))
-    own = base_of(spec.id)
-    views = tuple(_view(state, device.id, own) for device in devices)
+    own_model = base_of(spec.id)
+    views = tuple(_view_without(state, device.id, own_model) for device in devices)
     holders = dict.fromkeys(lease.holder for lease in state.ledger.leases())
     residents = (
-        _resident(now, state.models[holder[0]], state.ledger.leases_of(holder))
+        _resident_of(now, state.models[holder[0]], state.ledger.leases_of(holder))
         for holder in holders
-        if base_of(holder[0]) != own
+        if base_of(holder[0]) != own_model
     )
     return plan(demand, Snapshot(views, tuple(residents), state.admission))
 
 
-def _view(state: SchedulerState, device: DeviceId, own: ModelId) -> DeviceView:
+def _view_without(state: SchedulerState, device: DeviceId, own_model: ModelId) -> DeviceView:
     view = state.ledger.view(device)
-    returned = sum(lease.reserved_mib for lease in state.ledger.leases_on(device) if base_of(lease.holder[0]) == own)
+    returned = sum(
+        lease.reserved_mib for lease in state.ledger.leases_on(device) if base_of(lease.holder[0]) == own_model
+    )
     return replace(view, free_mib=min(view.usable_mib, view.free_mib + returned), blocked=None)
 
 
-def _resident(now: float, model: ModelState, leases: tuple[Lease, ...]) -> Resident:
+def _resident_of(now: float, model: ModelState, leases: tuple[Lease, ...]) -> Resident:
     block = _BLOCKS.get(model.state, EvictionBlock.BUSY if model.in_flight else EvictionBlock.NONE)
     is_pinned = model.pinned and not model.removed
     return resident(now, model, leases, EvictionBlock.PINNED if is_pinned else block)

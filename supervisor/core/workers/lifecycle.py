@@ -41,45 +41,45 @@ class Entry:
     retry_at: float | None = None  # CRASH, FAIL
 
 
-def _start(model: ModelState, entry: Entry) -> None:
+def _on_start(model: ModelState, entry: Entry) -> None:
     model.generation = Generation(model.generation + 1)
     model.worker = Worker(entry.devices)
     model.unloaded_by_operator = False
     model.crashes = replace(model.crashes, last=None)
 
 
-def _serve(model: ModelState, entry: Entry) -> None:
+def _on_ready(model: ModelState, entry: Entry) -> None:
     model.ready_at = model.last_used = entry.now
     model.last_priority = NORMAL
     model.load_intent = None
 
 
-def _drain(model: ModelState, entry: Entry) -> None:
+def _on_drain(model: ModelState, entry: Entry) -> None:
     model.drain = entry.drain
     model.keep_alive_at = None
 
 
-def _resume(model: ModelState, _entry: Entry) -> None:
+def _on_resume(model: ModelState, _entry: Entry) -> None:
     model.drain = None
 
 
-def _stop(model: ModelState, entry: Entry) -> None:
+def _on_stop(model: ModelState, entry: Entry) -> None:
     model.set_worker(answering=False)
     model.drain = model.keep_alive_at = None
     model.stopped_at = entry.now
 
 
-def _end(model: ModelState, entry: Entry) -> None:
+def _on_end(model: ModelState, entry: Entry) -> None:
     """Also after a crash: `retry_at` is set iff it is tried again by itself."""
     model.worker = model.drain = model.keep_alive_at = model.mistake = None
     model.crashes = replace(model.crashes, retry_at=entry.retry_at)
 
 
-def _retry(model: ModelState, _entry: Entry) -> None:
+def _on_retry(model: ModelState, _entry: Entry) -> None:
     model.crashes = replace(model.crashes, retry_at=None)
 
 
-def _reset(model: ModelState, _entry: Entry) -> None:
+def _on_reset(model: ModelState, _entry: Entry) -> None:
     model.crashes = CrashHistory(oom_retried=model.crashes.oom_retried)
 
 
@@ -93,29 +93,29 @@ class Transition(NamedTuple):
 _S = WorkerState
 
 TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
-    (_S.STOPPED, Trigger.START): Transition(_S.STARTING, _start),
-    (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.STARTING, Trigger.READY): Transition(_S.READY, _serve),
-    (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _stop),
-    (_S.STARTING, Trigger.RELEASED): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff
-    (_S.STARTING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
-    (_S.STARTING, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.READY, Trigger.DRAIN): Transition(_S.DRAINING, _drain),
-    (_S.READY, Trigger.STOP): Transition(_S.STOPPING, _stop),
-    (_S.READY, Trigger.CRASH): Transition(_S.BACKOFF, _end),
-    (_S.READY, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.DRAINING, Trigger.RESUME): Transition(_S.READY, _resume),
-    (_S.DRAINING, Trigger.STOP): Transition(_S.STOPPING, _stop),
-    (_S.DRAINING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
-    (_S.DRAINING, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.STOPPING, Trigger.RELEASED): Transition(_S.STOPPED, _end),
-    (_S.STOPPING, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.BACKOFF, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _retry),
-    (_S.BACKOFF, Trigger.RESET): Transition(_S.STOPPED, _reset),
-    (_S.FAILED, Trigger.FAIL): Transition(_S.FAILED, _end),
-    (_S.FAILED, Trigger.RETRY): Transition(_S.STOPPED, _retry),
-    (_S.FAILED, Trigger.RESET): Transition(_S.STOPPED, _reset),
+    (_S.STOPPED, Trigger.START): Transition(_S.STARTING, _on_start),
+    (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.STARTING, Trigger.READY): Transition(_S.READY, _on_ready),
+    (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _on_stop),
+    (_S.STARTING, Trigger.RELEASED): Transition(_S.STOPPED, _on_end),  # ended by itself in a way that needs no backoff
+    (_S.STARTING, Trigger.CRASH): Transition(_S.BACKOFF, _on_end),
+    (_S.STARTING, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.READY, Trigger.DRAIN): Transition(_S.DRAINING, _on_drain),
+    (_S.READY, Trigger.STOP): Transition(_S.STOPPING, _on_stop),
+    (_S.READY, Trigger.CRASH): Transition(_S.BACKOFF, _on_end),
+    (_S.READY, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.DRAINING, Trigger.RESUME): Transition(_S.READY, _on_resume),
+    (_S.DRAINING, Trigger.STOP): Transition(_S.STOPPING, _on_stop),
+    (_S.DRAINING, Trigger.CRASH): Transition(_S.BACKOFF, _on_end),
+    (_S.DRAINING, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.STOPPING, Trigger.RELEASED): Transition(_S.STOPPED, _on_end),
+    (_S.STOPPING, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.BACKOFF, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _on_retry),
+    (_S.BACKOFF, Trigger.RESET): Transition(_S.STOPPED, _on_reset),
+    (_S.FAILED, Trigger.FAIL): Transition(_S.FAILED, _on_end),
+    (_S.FAILED, Trigger.RETRY): Transition(_S.STOPPED, _on_retry),
+    (_S.FAILED, Trigger.RESET): Transition(_S.STOPPED, _on_reset),
 }
 
 

@@ -142,12 +142,12 @@ def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | 
         model = state.models.get(key)
         if model is not None and not state.shutting_down:
             step.about = key
-            changed |= _balance(state, step, model)
+            changed |= _balance_replicas(state, step, model)
     step.about = None
     return changed
 
 
-def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
+def _balance_replicas(state: SchedulerState, step: Step, model: ModelState) -> bool:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     loaded = [each for each in replicas if each.serves]
     primary = state.primary_replica(model)
@@ -157,7 +157,7 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
         if (each.id in state.wanted) != state.is_wanted(each):
             state.update_wanted(each)
     if not model.removed and any(each.state is WorkerState.READY for each in loaded):
-        _want_more(state, step, model, len(loaded))
+        _want_more_replicas(state, step, model, len(loaded))
     return state.wanted.has_unplanned()
 
 
@@ -168,7 +168,7 @@ def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> Non
         reject_all(state, step, model, code, message, retry_after_s=retry_after_s)
 
 
-def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
+def _want_more_replicas(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     coming = sum(each.load_intent is not None and each.state is WorkerState.STOPPED for each in replicas)
     few, why = replicas[: model.spec.replicas], f"{model.spec.replicas} are to be loaded"

@@ -30,9 +30,9 @@ def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
     if model is None or model.state not in {WorkerState.STARTING, WorkerState.READY}:
         return
     if model.spec.remote:
-        _reachable(step, model)
+        _mark_reachable(step, model)
     elif model.state is WorkerState.STARTING:
-        _loaded(state, step, model)
+        _record_load(state, step, model)
     model.set_worker(answering=True)
     dispatch(state, step, model)
 
@@ -64,7 +64,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     arm_keep_alive(state, model, step.now)
 
 
-def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
+def _record_load(state: SchedulerState, step: Step, model: ModelState) -> None:
     model.load_s = step.now - model.life.since
     for each in state.replicas(model):
         if not each.has_worker:
@@ -79,7 +79,7 @@ def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     arm_keep_alive(state, model, step.now)
 
 
-def _reachable(step: Step, model: ModelState) -> None:
+def _mark_reachable(step: Step, model: ModelState) -> None:
     if model.state is WorkerState.STARTING:
         advance(model, Trigger.READY, step.now, "runs elsewhere")
         step.decide("ready", model.id, model.life.reason)
@@ -94,13 +94,13 @@ def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
     if model is None:
         return
     if model.spec.is_elsewhere:
-        _unreachable(state, step, model, event.reason)
+        _mark_unreachable(state, step, model, event.reason)
     elif model.state is WorkerState.READY and model.answering:
         model.set_worker(answering=False)
         step.decide("unready", model.id, event.reason)
 
 
-def _unreachable(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
+def _mark_unreachable(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
     """A remote model doesn't answer. Nobody here can mend that or knows when it ends, so its requests are rejected."""
     if model.state is WorkerState.STARTING:
         advance(model, Trigger.READY, step.now, reason)
@@ -123,7 +123,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
             state.ledger.measure(holder, worker.device, worker.used_mib)
             if worker.used_mib == 0:
                 state.ledger.note_unused(holder, worker.device, event.taken_at)
-            _learn(state, step, worker, worker.used_mib, event.taken_at)
+            _learn_from_sample(state, step, worker, worker.used_mib, event.taken_at)
     step.about = None
     back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]
     for model_id in dict.fromkeys(back):
@@ -134,7 +134,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
             forget(state, step, model)
 
 
-def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
+def _learn_from_sample(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
     """Learn the most memory that the worker was seen to take, from readings that begin after it was ready and aren't empty.
 
     Of a model in unequal parts, which differ from load to load, keep what all of them took together.
@@ -150,7 +150,7 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     parts = {
         lease.device: lease.measured_mib or 0
         for lease in state.ledger.leases_of(model.holder)
-        if not state.ledger.hides_loaded(lease.device)  # its last reading may be of a time when it still loaded
+        if not state.ledger.has_unsampled_worker(lease.device)  # its last reading may be of a time when it still loaded
     } | {worker.device: used_mib}
     if all(parts.get(device) for device in model.devices):
         for device in model.devices:

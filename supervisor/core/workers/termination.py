@@ -40,7 +40,7 @@ TROUBLE_RETRY_S = 10.0
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """Such a start would fail the same way again, so llmux doesn't repeat it by itself."""
 
-AT_ONCE = HOPELESS | {CrashClass.UNUSABLE}
+FAILS_AT_ONCE = HOPELESS | {CrashClass.UNUSABLE}
 """After one such start the model has failed."""
 
 
@@ -66,7 +66,7 @@ def stop_worker(
             model.drain = drain
         step.decide("drain", model.id, f"{reason}; {len(model.in_flight)} in flight")
         return
-    cut(step, model, reason)
+    cut_requests(step, model, reason)
     stop_now(state, step, model, cause, reason, force=force or model.state is WorkerState.STARTING)
     step.decide("stop", model.id, reason)
 
@@ -85,12 +85,12 @@ def stop_now(
         step.emit(StopWorker(model.id, model.generation, cause, reason, force))
 
 
-def drained(model: ModelState, drain: Drain) -> str:
+def stop_reason(model: ModelState, drain: Drain) -> str:
     """The reason for stopping the model at the end of this drain."""
     return drain.reason if drain.is_ordered else f"evicted for {model.claimed_by}"
 
 
-def cut(step: Step, model: ModelState, reason: str) -> None:
+def cut_requests(step: Step, model: ModelState, reason: str) -> None:
     """Cut the model's running requests."""
     for ticket in model.in_flight:
         step.emit(CutRequest(ticket, reason))
@@ -115,7 +115,9 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
         model.worker = Worker(model.devices, exited=True)
         finish_stop(state, step, model)
     else:
-        _crashed(state, step, model, event.crash or Crash(CrashClass.UNKNOWN, "it ended although nobody stopped it"))
+        _handle_crash(
+            state, step, model, event.crash or Crash(CrashClass.UNKNOWN, "it ended although nobody stopped it")
+        )
 
 
 def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -129,7 +131,7 @@ def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
     _apply_change(state, step, model)
 
 
-def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+def _handle_crash(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     was_loaded = model.state is not WorkerState.STARTING
     model.crashes = replace(model.crashes, last=crash)
     step.decide("crash", model.id, f"{crash.kind}: {crash.operator_summary}")
@@ -142,7 +144,7 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
         if was_loaded:
             model.request_restore()
         if _count_crash(state, step, model, crash) or ran_out:
-            _fail(state, step, model, crash)
+            _fail_model(state, step, model, crash)
         else:
             _back_off(state, step, model, crash)
     _apply_change(state, step, model)
@@ -156,21 +158,21 @@ def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> No
     if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: all of it is raised
         mib = int(sum(lease.reserved_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
         for lease in leases:
-            _raise(state, step, model, lease.device, mib)
+            _raise_footprint(state, step, model, lease.device, mib)
         changes.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
     else:
         for lease in leases:
             device = state.ledger.view(lease.device)
             mib = min(int(lease.reserved_mib * OUT_OF_MEMORY_EXTRA), device.usable_mib)
             if mib > lease.mib:
-                _raise(state, step, model, lease.device, mib)
+                _raise_footprint(state, step, model, lease.device, mib)
                 changes.append(f"{mib} MiB on {device.label} instead of {lease.mib}")
     reason = f"ran out of memory while loading; tried once more{', with ' * bool(changes)}{listed(changes)}"
     advance(model, Trigger.RELEASED, step.now, reason)
     step.decide("raise", model.id, reason)
 
 
-def _raise(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, mib: int) -> None:
+def _raise_footprint(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, mib: int) -> None:
     for each in state.replicas(model):
         each.raise_footprint(device, mib)
     step.emit(Learn(model.id, device, model.spec.footprint_key, mib, raised=True))
@@ -184,21 +186,21 @@ def _count_crash(state: SchedulerState, step: Step, model: ModelState, crash: Cr
     recent = (at for at in model.crashes.times if step.now - at <= state.limits.crash_window_s)
     model.crashes = replace(model.crashes, times=(*recent, step.now), refusals=0)
     is_too_often = model.crashes.given_up or len(model.crashes.times) >= state.limits.crash_limit
-    return is_too_often or crash.kind in AT_ONCE
+    return is_too_often or crash.kind in FAILS_AT_ONCE
 
 
-def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+def _fail_model(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     """Give the model up until an operator asks for it or, where the cause may mend itself, until a long pause is over."""
     is_hopeless = crash.kind in HOPELESS
     retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
     window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
-    times = "" if crash.kind in AT_ONCE or model.crashes.given_up else window
+    times = "" if crash.kind in FAILS_AT_ONCE or model.crashes.given_up else window
     if crash.kind is CrashClass.OUT_OF_MEMORY and model.crashes.oom_retried:
         times = " again with more memory"
     then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
     advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.operator_summary}{then}", retry_at=retry_at)
     model.crashes = replace(model.crashes, given_up=True)
-    _refuse(state, step, model)
+    _reject_requests(state, step, model)
     if retry_at is not None:
         model.request_restore()
         state.wake(retry_at, model.id)
@@ -216,7 +218,7 @@ def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], w
                 remove(state, step, model, crash.summary)
         elif model.has_worker:
             model.mistake = crash
-            _refuse(state, step, model)
+            _reject_requests(state, step, model)
             stop_worker(state, step, model, StopCause.MISTAKE, crash.summary)
         elif not model.removed and (model.state is not WorkerState.FAILED or model.life.since < step.now):
             _fail_by_mistake(state, step, model, crash)
@@ -229,11 +231,11 @@ def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], w
 def _fail_by_mistake(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     model.crashes = replace(model.crashes, last=crash, given_up=True)
     _count_crash(state, step, model, crash)
-    _fail(state, step, model, crash)
+    _fail_model(state, step, model, crash)
 
 
-def _refuse(state: SchedulerState, step: Step, model: ModelState) -> None:
-    refused = failed(model, step.now)
+def _reject_requests(state: SchedulerState, step: Step, model: ModelState) -> None:
+    refused = failure_rejection(model, step.now)
     reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
 
 
@@ -252,10 +254,10 @@ def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[Rejec
         device = state.ledger.view(model.devices[0])
         blocked = state.ledger.blocked(device.id, model.id)
         return RejectCode.DEVICE_QUARANTINED, f"{MODEL_PLACEHOLDER} can't be loaded: {device.label} is {blocked}", None
-    return (RejectCode.MODEL_FAILED, *failed(model, now)) if model.has_failed else None
+    return (RejectCode.MODEL_FAILED, *failure_rejection(model, now)) if model.has_failed else None
 
 
-def failed(model: ModelState, now: float) -> Failed:
+def failure_rejection(model: ModelState, now: float) -> Failed:
     """Why the model doesn't start, in our own words, and when to ask again."""
     if model.spec.trouble:
         return Failed(
@@ -284,7 +286,7 @@ def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None
     intent = model.load_intent
     model.crashes = replace(model.crashes, last=Crash(CrashClass.UNUSABLE, model.spec.trouble), times=(step.now,))
     advance(model, Trigger.FAIL, step.now, f"can't run here: {model.spec.trouble}")
-    refused = failed(model, step.now)
+    refused = failure_rejection(model, step.now)
     reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
     model.load_intent = intent
     step.decide("failed", model.id, model.life.reason)

@@ -406,18 +406,18 @@ class TestCopies:
     def test_each_is_of_its_moment(self, monkeypatch):
         """Also where it shares with the one before what had not changed."""
         kept, shared = [], 0
-        keep = Recovery._keep
+        keep = Recovery._save_state
 
         def noted(self: Recovery) -> None:
             nonlocal shared
-            before = self._kept.models
+            before = self._saved_state.models
             keep(self)
-            kept.append((packed(self._scheduler.state), self._kept))
-            shared += sum(model is before.get(model.id) for model in self._kept.models.values())
+            kept.append((packed(self._scheduler.state), self._saved_state))
+            shared += sum(model is before.get(model.id) for model in self._saved_state.models.values())
 
         monkeypatch.setattr(recovery, "MOST_EVENTS", 1)
         monkeypatch.setattr(recovery, "EVENTS_PER_MODEL", 0)
-        monkeypatch.setattr(Recovery, "_keep", noted)
+        monkeypatch.setattr(Recovery, "_save_state", noted)
         world = busy()
         world.run(40.0)
         for ticket in list(world.dispatched):

@@ -336,7 +336,7 @@ class TestMistakes:
             sampled(state, step, event)  # type: ignore[arg-type]
 
         monkeypatch.setattr(reports, "sampled", stumble)
-        bench.engine._recovery._keep()  # what was read before the mistake
+        bench.engine._recovery._save_state()  # what was read before the mistake
         with pytest.raises(AssertionError, match="division by zero"):
             await bench.engine.sample()
         assert bench.world.ledger.view(GPU).blocked == "its memory can't be read"
@@ -344,7 +344,7 @@ class TestMistakes:
     async def test_a_tick_that_the_core_can_not_take_does_not_come_again_at_once(self, bench, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(timers, "fire", lambda *_: 1 / 0)
-            bench.engine._recovery._keep()
+            bench.engine._recovery._save_state()
             with pytest.raises(AssertionError, match="division by zero"):
                 bench.engine.post(Tick())
             bench.world.wake(0.0, A)
@@ -385,7 +385,7 @@ class TestMistakes:
         endless = []
         endless.append(endless)
         with bench.engine.recording() as recording:
-            bench.engine._notify(0.0, endless, [])
+            bench.engine._notify_observers(0.0, endless, [])
             assert recording.broke_off
         bench.fleet.at_start = lambda effect, post: post(WorkerReady(effect.model, effect.generation))
         ticket = await bench.admit("1")

@@ -81,7 +81,7 @@ class Site:
     async def after(self, seconds: float) -> None:
         for _ in range(int(seconds)):
             self.now += 1.0
-            await self.shared.turn()
+            await self.shared.run_once()
 
     def lost(self) -> list[LeaseLost]:
         return [event for event in self.engine.posted if isinstance(event, LeaseLost)]
