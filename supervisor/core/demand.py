@@ -1,4 +1,4 @@
-"""The demand of a request, besides its model: how urgent it is, whose it is, and how long it may take."""
+"""The demand of a request, besides its model: its priority, its tenant, and its time budget."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from supervisor.core.admission.limits import Account
 HIGH, NORMAL, LOW = 20, 50, 80
 
 PRIORITIES: Final[Mapping[str, int]] = {"high": HIGH, "normal": NORMAL, "low": LOW}
-"""The numbers behind the words that clients say. A lower number is more urgent."""
+"""The numbers of the priority words that clients send. A lower number is more urgent."""
 
 MOST_URGENT, LEAST_URGENT = 0, 100
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """How long requests of this kind lately took, from a worker's taking one to the end of its answer. In seconds."""
+    """How long recent requests of this kind took, from dispatch to the end of the answer. In seconds."""
 
     mean_s: float
     p99_s: float
@@ -43,20 +43,20 @@ class Demand:
     """Everything that the admission policy knows of a request."""
 
     priority: int = NORMAL  # lower is more urgent
-    tenant: str = ""  # who asks; empty: nobody in particular
-    accounts: tuple[Account, ...] = ()  # who is charged for it; nobody: it has no limits
-    keep_alive_s: float | None = None  # its model stays at least this long after it; None: it doesn't say
-    budget_s: float | None = None  # from now until its answer has ended; None: as long as it takes
-    answers: AnswerTimes | None = None  # set iff any was measured; only looked at where there is a budget
+    tenant: str = ""  # empty: the request names no tenant
+    accounts: tuple[Account, ...] = ()  # charged for the request; empty: no limits apply
+    keep_alive_s: float | None = None  # the model stays loaded at least this long afterwards; None: not given
+    budget_s: float | None = None  # from arrival to the end of the answer; None: no limit
+    answers: AnswerTimes | None = None  # set iff any was measured; only used for a request with a budget
     prefix: int | None = (
-        None  # fingerprint of how its conversation begins; None: its model has one replica, or nobody knows
+        None  # fingerprint of the start of the conversation; None: unknown, or the model has one replica
     )
-    tokens: int = 0  # of a context that its worker's requests share; 0: none, or nobody knows
-    weight: float = 1.0  # of its tenant among others of its class: twice as much gets twice the worker-seconds
+    tokens: int = 0  # its part of a context that all requests of a worker share; 0: none, or unknown
+    weight: float = 1.0  # of its tenant within the class: twice the weight gets twice the worker-seconds
 
 
 DEFAULT_DEMAND: Final = Demand()
-"""The demand of a request without any of its own."""
+"""The demand of a request that sets no field."""
 
 
 def priority_of(value: object) -> int:
@@ -66,7 +66,7 @@ def priority_of(value: object) -> int:
         if word in PRIORITIES:
             return PRIORITIES[word]
         value = int(word) if word.isascii() and word.isdecimal() and len(word) <= len(str(LEAST_URGENT)) else None
-    if type(value) is int and MOST_URGENT <= value <= LEAST_URGENT:  # true and false are none
+    if type(value) is int and MOST_URGENT <= value <= LEAST_URGENT:  # excludes true and false
         return value
     words = ", ".join(f"{word} ({number})" for word, number in PRIORITIES.items())
     raise ValueError(f"expected {words}, or a whole number from {MOST_URGENT} (goes first) to {LEAST_URGENT}")

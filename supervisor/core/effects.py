@@ -32,7 +32,7 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The ticket may go to this worker now. Answer: RequestFinished."""
+    """Send the ticket's request to this worker now. Answer: RequestFinished."""
 
     ticket: TicketId
     model: ModelId
@@ -41,10 +41,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """A full queue, for the client that it refuses."""
+    """The load of a full queue, for the refused client."""
 
-    depth: int  # so many requests wait
-    mean_s: float | None  # so long the requests dispatched lately had waited on average; None: none was dispatched
+    depth: int  # number of waiting requests
+    mean_s: float | None  # mean wait of the requests dispatched recently; None: none was dispatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Reject:
     code: RejectCode
     message: str
     retry_after_s: float | None = None
-    about: Standing | QueueLoad | Expected | None = None  # the limit that it would exceed; the time that it would need
+    about: Standing | QueueLoad | Expected | None = None  # the exceeded limit, the full queue, or the expected time
 
 
 @dataclass(frozen=True, slots=True)
 class CutRequest:
-    """A dispatched request must end now: its worker is being taken away."""
+    """End a dispatched request now, because its worker stops."""
 
     ticket: TicketId
     reason: str
@@ -79,13 +79,13 @@ class AskClients:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Store how much memory this model took on this device with these launch arguments; `raised`: what to lease at least."""
+    """Store how much memory this model took on this device with these launch arguments. `raised`: `mib` is a lower bound."""
 
     model: ModelId
     device: DeviceId
     footprint_key: str
     mib: int
-    raised: bool = False  # not measured: a load with less ran out of memory
+    raised: bool = False  # set iff not measured: a load with less ran out of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class LearnLoad:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
+    """A message for operators; `code` is stable, e.g. `device.quarantined`."""
 
     code: str
     message: str

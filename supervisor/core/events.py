@@ -1,4 +1,4 @@
-"""The events that the scheduler handles: whatever happens outside the core. Everything here is frozen."""
+"""The events that the scheduler handles: everything that happens outside the core. All classes are frozen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from supervisor.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The whole configuration, at boot and after every reload. Models not named any more are stopped and forgotten."""
+    """The whole configuration, at boot and after every reload. The scheduler stops and forgets models that are missing in it."""
 
     models: tuple[ModelSpec, ...]
     devices: tuple[DeviceSpec, ...]
@@ -47,8 +47,8 @@ class RequestFinished:
     """A dispatched or queued request is over, however it ended (its client may have disconnected)."""
 
     ticket: TicketId
-    tokens: int = 0  # that its answer reports, where an account counts them
-    served: bool = True  # False: its worker never got it, so it costs nothing
+    tokens: int = 0  # as its answer reports, if an account counts tokens
+    served: bool = True  # False: no worker got the request, so no account is charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LoadRequested:
 class UnloadRequested:
     """An operator unloads the model: after its requests, or at once with `force`.
 
-    `spec`: the specification from then on, where an operator's other settings end with this. `reason` follows "it was".
+    `spec`: the new specification, if the unload also ends an operator's other settings. `reason` follows "it was".
     """
 
     model: ModelId
@@ -73,14 +73,14 @@ class UnloadRequested:
 
 @dataclass(frozen=True, slots=True)
 class LoadCancelled:
-    """An operator cancels the load of this model, or replica, wherever it stands. What is loaded stays loaded."""
+    """An operator cancels the load of this model or replica, in any phase. A loaded model stays loaded."""
 
     model: ModelId
 
 
 @dataclass(frozen=True, slots=True)
 class PinRequested:
-    """An operator pins or unpins a model until the daemon ends. None: it is pinned as the configuration says again."""
+    """An operator pins or unpins a model until the daemon ends. None: the configuration decides again."""
 
     model: ModelId
     pin: bool | None
@@ -88,7 +88,7 @@ class PinRequested:
 
 @dataclass(frozen=True, slots=True)
 class Respecified:
-    """A model has other settings from now on. A worker of another definition is replaced after its requests."""
+    """A model gets other settings. If its definition changed, its worker is replaced after the running requests."""
 
     spec: ModelSpec
 
@@ -112,7 +112,7 @@ class WorkerUnready:
 
 @dataclass(frozen=True, slots=True)
 class ClientsRead:
-    """How many bytes of its connection each client has read so far; only clients that hold up a request of this worker now."""
+    """How many bytes of its connection each client has read. Only for clients that now block an answer of this worker."""
 
     model: ModelId
     generation: Generation
@@ -139,13 +139,13 @@ class WorkerUnkillable:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One reading of a device. `outside_mib` is what others use, None where the process list can't tell."""
+    """One reading of a device. `outside_mib`: the use by other programs; None if the process list doesn't show it."""
 
     id: DeviceId
     free_mib: int
     stale: bool = False
     outside_mib: int | None = None
-    lost: str | None = None  # why it won't be readable again by itself; only of a stale one
+    lost: str | None = None  # why the device won't recover by itself; only for a stale reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class MemorySampled:
     taken_at: float
 
     def by_device(self) -> list[MemorySampled]:
-        """The reading, split into one for each device: so no event costs more on a machine with many."""
+        """The reading split by device, so that the cost of an event doesn't grow with the number of devices."""
         workers: dict[DeviceId, list[WorkerSample]] = {}
         for worker in self.workers:
             workers.setdefault(worker.device, []).append(worker)
@@ -176,42 +176,42 @@ class MemorySampled:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; sent no later than `Scheduler.deadline()`."""
+    """Time has passed. The engine sends this no later than `Scheduler.deadline()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """Take nothing new, drain, stop everything."""
+    """Accept no new requests, drain, and stop all workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverRequested:
-    """A successor is to get the workers: begin no load and claim no memory until `HandoverEnded`."""
+    """A handover to a successor begins: start no load and claim no memory until `HandoverEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverEnded:
-    """The hand-over has failed: there is no successor."""
+    """The handover has failed: this daemon keeps its workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdopted:
-    """A ready worker of our predecessor is ours, with the predecessor's requests that run on it. Times on the core's clock.
+    """A ready worker of the predecessor, now ours, with its running requests. Times are on the core's clock.
 
-    `spec` is what it was started with. Its model must be configured, and have no worker.
+    `spec`: the specification at the worker's start. The model must be configured and have no worker.
     """
 
     spec: ModelSpec
     generation: Generation
     devices: Devices
-    mib: int | Parts  # leased on each of them; one number: the same on each
+    mib: int | Parts  # leased on each device; one number: the same on each
     tickets: tuple[TicketId, ...] = ()
     ready_at: float = 0.0
     last_used: float = 0.0
     load_s: float | None = None
-    is_unloaded: bool = False  # an operator unloads it: it ends after its requests
-    kept_until: float = -math.inf  # its requests want it kept until then
-    demands: tuple[Demand, ...] = ()  # of the tickets, in their order; empty: unknown
+    is_unloaded: bool = False  # an operator unloads the model: the worker ends after its requests
+    kept_until: float = -math.inf  # until the keep-alive of its requests ends
+    demands: tuple[Demand, ...] = ()  # of the tickets, in the same order; empty: unknown
     last_priority: int = NORMAL  # the class of the last request
 
     @property
@@ -221,7 +221,7 @@ class WorkerAdopted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequested:
-    """A partner, somebody who isn't one of our workers, wants memory. `spec` stands for it among the models."""
+    """A partner (a process that isn't our worker) requests memory. `spec` represents the partner among the models."""
 
     spec: ModelSpec
     partner: Partner
@@ -229,7 +229,7 @@ class LeaseRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed:
-    """A heartbeat: the partner lives. What isn't None replaces what was known."""
+    """A heartbeat of the partner. Fields that aren't None replace the known values."""
 
     lease: ModelId
     ttl_s: float | None = None
@@ -238,7 +238,7 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The partner gives its memory back, or doesn't wait for it any more."""
+    """The partner returns its memory, or no longer waits for memory."""
 
     lease: ModelId
     reason: str
@@ -246,17 +246,17 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRestored:
-    """A lease that was granted before this daemon began: it holds, whatever is free."""
+    """A lease granted before this daemon started. It is valid even if too little memory is free."""
 
     spec: ModelSpec
     partner: Partner
     devices: Devices
-    mib: int  # on each of them
+    mib: int  # on each device
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:
-    """How many MiB coordinators that share our devices have leased there; `trouble`: why that is unknown now."""
+    """MiB by device that other coordinators have leased on shared devices. `trouble`: why this is unknown now."""
 
     others: Mapping[DeviceId, int] = field(default_factory=dict)
     trouble: str | None = None
@@ -264,7 +264,7 @@ class LeasesSeen:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Another coordinator may have the memory of this worker, or partner, by now: it must stop at once."""
+    """Another coordinator may already use the memory of this worker or partner: stop it at once."""
 
     model: ModelId
     generation: Generation
@@ -273,14 +273,14 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Mishandled:
-    """`event` once more, since handling it raised. These models fail before and after it; the others get its consequences.
+    """`event` again, after handling it raised. `models` fail before and after it; other models are handled normally.
 
-    `event` is None where it raises nevertheless: nothing of it counts.
+    `event` is None if handling it raised again: the event is dropped.
     """
 
     event: Event | None
     models: tuple[ModelId, ...]
-    mistake: str  # the kind of what was raised
+    mistake: str  # the name of the exception
 
 
 Event = (

@@ -1,16 +1,16 @@
-"""A task's ladder: which of its candidates gets a request. A pure choice, by the state of the candidates now.
+"""A task's ladder: chooses the candidate that gets a request. Pure: depends only on the candidates' current state.
 
-A task's candidates stand in the order of preference; the first is its primary. Of those not tried yet
+A task's candidates are in order of preference; the first is the primary. The choice among candidates not tried yet:
 
- 1. the primary, where it is pinned;
- 2. else the first that is warm, where a local model of our own is warm: loaded, and answering;
+ 1. the primary, if it is pinned;
+ 2. else the first warm local model (loaded and answering);
  3. else the first.
 
-A remote model is never preferred for being ready, as it always is: a cold model of our own would then never be loaded, and
-prompts would leave this machine for no other reason. It gets its turn in the order of the list.
+A remote model is always ready, so readiness doesn't count for it. Otherwise cold local models would never be loaded, and
+prompts would leave this machine without need. A remote model is chosen only by its position in the list.
 
-The guard against cloud fallbacks takes remote models out of all positions but the first. What is configured as primary is a
-deliberate choice, so the guard never leaves a ladder empty.
+The guard against cloud fallbacks removes remote models from all positions but the first. The primary is a deliberate choice
+of the configuration, so the guard never leaves a ladder empty.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A candidate as it is now."""
+    """The current state of a candidate."""
 
-    is_ready: bool = False  # it could take a request now, without a load
-    is_remote: bool = False  # others run it
+    is_ready: bool = False  # can take a request now, without a load
+    is_remote: bool = False  # another host runs the model
 
 
 def allowed(rungs: Sequence[Rung], *, allow_cloud_fallback: bool) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def choose(
     allow_cloud_fallback: bool = True,
     without: Collection[int] = (),
 ) -> int | None:
-    """The position to try next; None when none is left. `without`: those that were tried, or can't serve the request."""
+    """The position to try next; None when none is left. `without`: positions tried already, or unable to serve the request."""
     left = [at for at in allowed(rungs, allow_cloud_fallback=allow_cloud_fallback) if at not in without]
     if not left:
         return None

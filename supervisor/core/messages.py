@@ -21,7 +21,7 @@ def devices_listed(devices: Iterable[DeviceSpec | DeviceView]) -> str:
 
 
 def residents_listed(residents: Iterable[Resident]) -> str:
-    """Each resident with its type, what it holds, and its condition."""
+    """Each resident with its type, its memory, and its condition."""
     return ", ".join(f"{r.model} ({r.type}, {reserved_text(r)}, {_condition_text(r)})" for r in residents)
 
 

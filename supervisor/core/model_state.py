@@ -1,7 +1,7 @@
-"""The state of one model: its worker's life, its requests, and the wishes and claims on it.
+"""The state of one model: its worker's life, its requests, its load intent, and the claims on its memory.
 
-What belongs together is one frozen value. A comment beside each field names the condition under which it is set, and
-`ModelState.check()` tells which of these conditions hold.
+Related fields form one frozen value. A comment beside each field names the condition under which it is set;
+`ModelState.check()` reports whether these conditions hold.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from supervisor.core.types import (
 )
 
 RELOAD_MIB_PER_S = 1024
-"""Guess of how fast a model loads before its first load was timed."""
+"""Assumed load speed of a model before its first timed load."""
 
 NEVER_STARTED = Generation(0)
-STORY_LENGTH = 40
+HISTORY_LENGTH = 40
 
 
 @dataclass(slots=True)
@@ -50,14 +50,14 @@ class Life:
     since: float
     state: WorkerState = WorkerState.STOPPED
     reason: str = "never loaded"
-    _story: deque[tuple[float, str, WorkerState, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    _story: deque[tuple[float, str, WorkerState, str]] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
 
     def enter(self, state: WorkerState, trigger: str, now: float, reason: str) -> None:
-        """Enter `state` now, and add that to the story."""
+        """Enter `state` now, and add the transition to the history."""
         self.state, self.since, self.reason = state, now, reason
         self._story.append((now, trigger, state, reason))
 
-    def story(self) -> str:
+    def history_text(self) -> str:
         """The last transitions, one per line, oldest first."""
         return "\n".join(f"  {at:.3f} {trigger} -> {state}: {reason}" for at, trigger, state, reason in self._story)
 
@@ -68,24 +68,26 @@ class Worker:
 
     devices: Devices
     answering: bool = False  # True only while READY or DRAINING; False holds new requests back
-    stuck: bool = False  # set iff it survived SIGKILL and its process tree still exists
-    exited: bool = False  # set iff its process tree is gone but its memory is not back yet; only while STOPPING
+    stuck: bool = False  # set iff its process tree survived SIGKILL
+    exited: bool = False  # set iff its process tree has ended but its memory is not back; only while STOPPING
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Why a worker gets no new requests and is stopped when the running ones end.
+    """A drain: the worker gets no new requests, and stops when the running ones end.
 
-    Either another model claims its memory (`cause` is ROOM; ends without a stop when the claim does), or an operator,
-    a reload or the shutdown ordered it (any other cause).
+    Either another model claims its memory (`cause` is ROOM; if the claim ends, so does the drain, without a stop), or an
+    operator, a reload or the shutdown ordered the drain (any other cause).
     """
 
     cause: StopCause
     reason: str
     since: float
-    until: float  # when its running requests are cut; infinite: never
-    look_at: float | None = None  # set iff requests whose clients don't read are cut earlier: the next look at them
-    read: Mapping[TicketId, int] = field(default_factory=dict)  # what the clients that held it up had read at the last
+    until: float  # when running requests are cut; infinite: never
+    look_at: float | None = (
+        None  # set iff requests whose clients stopped reading are cut earlier: the time of the next check
+    )
+    read: Mapping[TicketId, int] = field(default_factory=dict)  # bytes read by the blocking clients at the last check
 
     @property
     def is_ordered(self) -> bool:
@@ -96,14 +98,14 @@ class Drain:
 class LoadIntent:
     """Reasons to load the model besides queued requests. At least one of the fields is set."""
 
-    asked_at: float | None = None  # set iff an operator asked for it: since then
-    restore: bool = False  # set iff it was loaded or is preloaded: load it only if nothing has to go for it
-    default: bool = False  # set iff it comes back as a default model: what nobody has used for long may go for it
+    asked_at: float | None = None  # set iff an operator requested the load: the time of the request
+    restore: bool = False  # set iff it was loaded or is preloaded: load only without an eviction
+    default: bool = False  # set iff it returns as a default model: may evict models that were idle for long
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The specification that a new configuration gives the model when its worker is gone."""
+    """The new specification, applied when the model's worker has ended."""
 
     spec: ModelSpec | None  # None: the model is removed
 
@@ -112,54 +114,56 @@ class Change:
 class CrashHistory:
     """The crashes that still count."""
 
-    times: tuple[float, ...] = ()  # those within the crash window; none after a reset or a long time of service
-    last: Crash | None = None  # set iff the last worker ended by itself, until the next start or a reset
-    retry_at: float | None = None  # set iff BACKOFF, or FAILED of a cause that may mend itself
-    refusals: int = 0  # starts in a row that the host refused; they don't count as crashes
-    given_up: bool = False  # set iff it failed and no later start has succeeded: the next crash fails it again
+    times: tuple[float, ...] = ()  # within the crash window; empty after a reset or a long time of service
+    last: Crash | None = None  # set iff the last worker crashed, until the next start or a reset
+    retry_at: float | None = None  # set iff BACKOFF, or FAILED with a cause that may pass
+    refusals: int = 0  # consecutive starts that the host refused; not counted as crashes
+    given_up: bool = (
+        False  # set iff the model failed and no later start succeeded: the next crash fails the model again
+    )
     oom_retried: bool = False  # set iff a start ran out of memory and no later one has succeeded yet
 
 
 @dataclass(slots=True)
 class ModelState:
-    """One model: its worker's life, its requests, and the wishes and claims on it."""
+    """One model: its worker's life, its requests, its load intent, and the claims on its memory."""
 
     spec: ModelSpec
     life: Life
-    generation: Generation = NEVER_STARTED  # of its last start
+    generation: Generation = NEVER_STARTED  # of the last start
     worker: Worker | None = None  # set iff STARTING, READY, DRAINING or STOPPING
     in_flight: dict[TicketId, Demand] = field(default_factory=dict)  # not empty while DRAINING; empty without a worker
     drain: Drain | None = None  # set iff DRAINING
-    claimed_by: ModelId | None = None  # set iff that model waits for this one's memory; the first claim counts
-    load_intent: LoadIntent | None = None  # set iff not only requests want it; never while READY
-    change: Change | None = None  # set iff a reload waits for the end of its worker, or of the last of its leases
+    claimed_by: ModelId | None = None  # set iff that model waits for this model's memory; the first claim counts
+    load_intent: LoadIntent | None = None  # set iff there is a reason to load besides requests; never while READY
+    change: Change | None = None  # set iff a reload waits for the end of the worker or of its last lease
     mistake: Crash | None = (
-        None  # set iff it has failed once its worker is gone; only while STOPPING, or DRAINING for that
+        None  # set iff the model fails when its worker has ended; only while STOPPING, or DRAINING for this reason
     )
     crashes: CrashHistory = field(default_factory=CrashHistory)
-    partner: Partner | None = None  # set iff it is no model: somebody else's process has the memory
-    pin: bool | None = None  # set iff an operator pinned or unpinned it; None: as configured
-    keep_alive_at: float | None = None  # set iff a timer will see whether it has been idle for too long; only READY
-    kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
-    returns_at: float | None = None  # set iff it is a default model: when a timer sees whether it is to come back
-    unloaded_by_operator: bool = False  # set iff an operator unloaded it and no later start has begun
-    overtakes: int = 0  # later requests that it was given while another model waits for its memory
+    partner: Partner | None = None  # set iff this represents a partner: a process of somebody else has the memory
+    pin: bool | None = None  # set iff an operator pinned or unpinned the model; None: as configured
+    keep_alive_at: float | None = None  # set iff a timer will check the idle time; only while READY
+    kept_until: float = float("-inf")  # latest end of the keep-alives that finished requests set
+    returns_at: float | None = None  # set iff it is a default model: when a timer checks whether it should return
+    unloaded_by_operator: bool = False  # set iff an operator unloaded the model and no start followed
+    overtakes: int = 0  # later requests that it got while another model waits for its memory
     last_used: float = 0.0
-    last_priority: int = NORMAL  # the class of the request that used it last, or that of an operator who loaded it
+    last_priority: int = NORMAL  # the class of its last request, or of the operator who loaded it
     ready_at: float = 0.0  # when it last became ready
-    stopped_at: float = float("-inf")  # when its worker was last told to stop
-    load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
-    last_plan: str = ""  # kind and models of the last plan, so that each is told only once
-    looked_at: float = float("-inf")  # the last time that `SchedulerState.wake_by` has set
-    last_wanted_at: float = float("-inf")  # when it was last wanted as a further replica
+    stopped_at: float = float("-inf")  # when its worker was last stopped
+    load_s: float | None = None  # set iff it was loaded with this specification before: duration of the last load
+    last_plan: str = ""  # kind and models of the last plan, so that an equal plan isn't recorded again
+    looked_at: float = float("-inf")  # the last time set by `SchedulerState.wake_by`
+    last_wanted_at: float = float("-inf")  # when it was last requested as a further replica
     prefixes: OrderedDict[int, ModelId] = field(
         default_factory=OrderedDict
-    )  # of conversations, the last one last: its replica
+    )  # conversation prefix → replica, most recent last
     known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option], Spread | None] | None = field(
         default=None, compare=False
     )
 
-    UNRECORDED: ClassVar = ("known_options",)  # made anew when needed
+    UNRECORDED: ClassVar = ("known_options",)  # recomputed when needed
 
     @property
     def id(self) -> ModelId:
@@ -167,17 +171,17 @@ class ModelState:
 
     @property
     def queue_key(self) -> ModelId:
-        """The model under whose name its requests wait: itself, or the model of which it is a replica."""
+        """The id of the queue for its requests: its own id, or that of the model of which it is a replica."""
         return self.spec.replica_of or self.spec.id
 
     @property
     def serves(self) -> bool:
-        """Has the model a worker that takes requests, or will soon?"""
+        """Whether the model has a worker that takes requests, or will soon."""
         return self.life.state is WorkerState.READY or self.life.state is WorkerState.STARTING
 
     @property
     def has_failed(self) -> bool:
-        """Has the model failed, or will it have once its last worker is gone?"""
+        """Whether the model has failed, or will fail when its last worker has ended."""
         return self.life.state is WorkerState.FAILED or self.mistake is not None
 
     @property
@@ -227,32 +231,32 @@ class ModelState:
 
     @property
     def pinned(self) -> bool:
-        """Must the model never be evicted?"""
+        """Whether the model must never be evicted."""
         return self.spec.pin if self.pin is None else self.pin
 
     @property
     def removed(self) -> bool:
-        """Is the model no longer configured? It is forgotten when nothing of it is left."""
+        """Whether the model is no longer configured. It is forgotten when its worker and leases are gone."""
         return self.change is not None and self.change.spec is None
 
     @property
     def reload_s(self) -> float:
-        """How many seconds loading it again is expected to take: as long as the last load, else by its size."""
+        """Expected seconds of a reload: the duration of the last load, else a guess by size."""
         return max(1.0, self.spec.footprint.mib / RELOAD_MIB_PER_S) if self.load_s is None else self.load_s
 
     def request_load(self, now: float) -> float:
-        """An operator wants it loaded. Returns since when."""
+        """Note that an operator requests the load. Returns the time of the first such request."""
         since = now if self.asked_at is None else self.asked_at
         self.load_intent = replace(self.load_intent or LoadIntent(), asked_at=since)
         return since
 
     def drop_operator_request(self) -> None:
-        """Drop the operator's wish."""
+        """Drop the operator's request to load the model."""
         rest = replace(self.load_intent or LoadIntent(), asked_at=None)
         self.load_intent = None if rest == LoadIntent() else rest
 
     def request_restore(self) -> None:
-        """Want the model loaded whenever nothing has to go for it."""
+        """Load the model as soon as this needs no eviction."""
         self.load_intent = replace(self.load_intent or LoadIntent(), restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
@@ -266,11 +270,11 @@ class ModelState:
         )
 
     def options(self, devices: tuple[DeviceSpec, ...]) -> dict[Devices, Option]:
-        """The device sets where the model may go, of these devices, with the leases it needs there, in the order of ids."""
+        """The device sets of `devices` where the model may run, with the leases that it needs there, in order of ids."""
         return self._options_and_spread(devices)[0]
 
     def spread(self, devices: tuple[DeviceSpec, ...]) -> Spread | None:
-        """How the model goes over several of these devices where no option is possible; None: it never does."""
+        """How to split the model over several of `devices` if no option is possible; None: it is never split."""
         return self._options_and_spread(devices)[1]
 
     def _options_and_spread(self, devices: tuple[DeviceSpec, ...]) -> tuple[dict[Devices, Option], Spread | None]:
@@ -278,7 +282,7 @@ class ModelState:
         if known is None or known[0] is not self.spec or known[1] is not devices:
             apart = spread(self.spec, devices)
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            alike: dict[tuple[int, int, bool], Parts] = {}  # for single devices of which nothing was measured
+            alike: dict[tuple[int, int, bool], Parts] = {}  # for single devices without measurements
             options = {}
             for ids in sorted(sets):
                 first = sets[ids][0]
@@ -305,14 +309,14 @@ class ModelState:
         )
 
     def specify(self, spec: ModelSpec) -> None:
-        """Take another specification. One with another footprint key loads differently, so the load time is no longer known."""
+        """Take another specification. With another footprint key the model loads differently, so its load time is unknown."""
         if spec.footprint_key != self.spec.footprint_key:
             self.load_s = spec.load_s
             self.crashes = replace(self.crashes, oom_retried=False)
         self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:
-        """Lease `mib` for the next load on `device`: so much was measured."""
+        """Lease `mib`, the measured use, for the next load on `device`."""
         learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
         self._change_need(device, replace(self.spec, learned=learned))
 
@@ -321,7 +325,7 @@ class ModelState:
         self._change_need(device, replace(self.spec, raised={**self.spec.raised, device: mib}))
 
     def _change_need(self, device: DeviceId, spec: ModelSpec) -> None:
-        """Take a specification that differs in the need on one device. Where possible only that option is made anew."""
+        """Take a specification that differs only in the need on one device. If possible, recompute only that option."""
         known = self.known_options
         if known is not None and known[0] is self.spec and known[3] is None and all(len(ids) == 1 for ids in known[2]):
             places = [each for each in known[1] if each.id == device and (device,) in known[2]]
@@ -330,7 +334,7 @@ class ModelState:
         self.spec = spec
 
     def check(self) -> Iterator[tuple[bool, str]]:
-        """The laws about this model alone: of each whether it holds, and its text."""
+        """The invariants of this model alone: (holds, text) for each."""
         state, worker, drain, crashes = self.state, self.worker, self.drain, self.crashes
         yield (worker is not None) == (state in HAS_WORKER), "a worker iff the state has one"
         if worker is not None:

@@ -1,8 +1,8 @@
 """Operators' orders: load, unload, cancel a load, pin, other settings, another configuration, shutdown.
 
-A load ends in a loaded model or in a reason why not: one that got no place for as long as a request may wait is given
-up. A changed definition needs another worker: the running one ends after its requests, then the model comes back with
-its new specification if it was in use.
+A load ends with a loaded model or with a reason for the failure. A load without a place is given up after the longest
+time that a request may wait. A changed definition needs another worker: the running one ends after its requests, then
+the model returns with its new specification if it was in use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.core.workers.termination import finish_stop, forget, remove, set
 
 
 def load(state: SchedulerState, step: Step, event: LoadRequested) -> None:
-    """Want the model loaded whatever the traffic, and forget its earlier failures."""
+    """Load the model regardless of the traffic, and forget its earlier failures."""
     model = state.models.get(event.model)
     if model is None or model.removed or state.shutting_down:
         return
@@ -54,7 +54,7 @@ def unload(state: SchedulerState, step: Step, event: UnloadRequested) -> None:
     model = state.models.get(event.model)
     if model is None:
         return
-    for each in reversed(state.replicas(model)):  # the first one last: then nobody else serves its line
+    for each in reversed(state.replicas(model)):  # the primary last: then no other replica serves its queue
         _unload_replica(state, step, each, event.reason, force=event.force)
     if event.spec is not None:
         _apply_spec_to_replicas(state, step, event.spec, event.reason)
@@ -74,7 +74,7 @@ def _unload_replica(state: SchedulerState, step: Step, model: ModelState, reason
 
 
 def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None:
-    """Cancel a load, and reject its requests unless another replica serves them. A new request or load brings it back."""
+    """Cancel a load, and reject its requests unless another replica serves them. A new request or load order loads it again."""
     model = state.models.get(event.model)
     if model is None or model.partner is not None or model.state in {*SERVES, WorkerState.FAILED}:
         return
@@ -118,11 +118,11 @@ def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
 
 
 def _apply_spec_to_replicas(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
-    """Specify the model and its replicas anew."""
+    """Apply a specification to the model and all its replicas."""
     for each in replicas.expanded((spec,), state.limits):
         _apply_spec(state, step, each, why)
         state.touch(state.models[each.id])
-    state.wanted.give_up_places()  # it may not run there any more
+    state.wanted.give_up_places()  # the model may no longer be allowed on its device
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
@@ -142,7 +142,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     for model in list(state.models.values()):
         step.about = model.id
         state.touch(model)
-        finish_stop(state, step, model)  # the memory of a device that is gone is waited for no longer
+        finish_stop(state, step, model)  # no model waits for the memory of a removed device
         if model.removed and model.id in state.models:
             forget(state, step, model)
     for model in state.models.values():
@@ -150,7 +150,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
         replicas.refuse_unserved(state, step, model)
         default_models.arm(state, step, model)
     step.about = None
-    state.wanted.give_up_places()  # a device may be gone
+    state.wanted.give_up_places()  # a device may have been removed
 
 
 def _apply_spec(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
@@ -166,7 +166,7 @@ def _apply_spec(state: SchedulerState, step: Step, spec: ModelSpec, why: str) ->
     elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):
         model.change = Change(spec)
         is_going = model.state is WorkerState.STOPPING or (model.drain is not None and model.drain.is_ordered)
-        if not is_going:  # else its reason stays the first one
+        if not is_going:  # else keep the first reason
             model.request_restore()
             stop_worker(state, step, model, StopCause.CONFIGURATION, why)
     else:
@@ -177,7 +177,7 @@ def _apply_spec(state: SchedulerState, step: Step, spec: ModelSpec, why: str) ->
 
 
 def _apply_spec_at_once(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
-    """Apply a specification at once: the model has no worker, or its worker may go on as it is."""
+    """Apply a specification at once: the model has no worker, or its worker may keep running."""
     is_mended = bool(model.spec.trouble) and not spec.trouble
     if is_mended and model.state is WorkerState.FAILED:
         why = "what was missing is there"
@@ -196,7 +196,7 @@ def _apply_spec_at_once(state: SchedulerState, step: Step, model: ModelState, sp
 
 
 def may_keep_worker(running: ModelSpec, devices: Devices, spec: ModelSpec) -> bool:
-    """May a worker that was started with the specification `running` on `devices` go on as it is under `spec`?"""
+    """Whether a worker started with the specification `running` on `devices` may keep running under `spec`."""
     return running.definition == spec.definition and (not spec.devices or set(devices) <= set(spec.devices))
 
 

@@ -1,12 +1,12 @@
-"""Recovery when handling an event raises, because of a bug of ours, or of data that nobody had checked.
+"""Recovery when handling an event raises, because of a bug in llmux or of unchecked data.
 
-The scheduler changes its state in place, so such an event leaves it half changed. The state as it was before is made anew: a
-copy of it is kept, with the events since, and the scheduler looks at nothing else, so the same events give the same state.
-While nothing raises, that costs an entry in a list for each event, and a copy now and then.
+The scheduler changes its state in place, so an exception leaves the state half changed. Recovery keeps a copy of an earlier
+state and the events since then. The scheduler depends on nothing else, so replaying these events restores the state.
+Without exceptions, the cost is a list entry for each event, and a copy now and then.
 
-Then the event is handled again, as `Mishandled`: the model that was being handled has failed, and the others are served. If
-that raises for another model, that one has failed as well; if it raises once more, the event is dropped. An event that
-is about no model is repeated once, then dropped. Dropped means: nothing of it has happened.
+Then the event is handled again, as `Mishandled`: the model at fault has failed, and all others are served. If this raises
+for another model, that model has failed as well; if it raises once more, the event is dropped. An event about no model is
+repeated once, then dropped. A dropped event changes nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from supervisor.core.state import MishandledError, SchedulerState
 from supervisor.core.types import ModelId
 
 MOST_EVENTS: Final = 1000
-"""So many are handled again at the most: some 50 ms. More where there are many models, whose state is copied less often."""
+"""Maximum number of replayed events (about 50 ms). Higher with many models, whose state is copied less often."""
 
 EVENTS_PER_MODEL: Final = 10
 
 _VALUES: Final = (str, int, float, tuple, frozenset, Enum, type(None))
 
 MOST_FAILED: Final = 8
-"""So many models fail for one event at the most."""
+"""Maximum number of models that fail for one event."""
 
 
 class Recovery:
-    """The last state that is known to be whole, of one scheduler. `note` each event that it has handled."""
+    """Keeps the last consistent state of one scheduler. Call `note` for each handled event."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -44,13 +44,15 @@ class Recovery:
     def note(self, event: Event, now: float) -> None:
         """Remember an event that was handled at `now`."""
         self._events_since.append((event, now))
-        if len(self._events_since) >= self._max_events or type(event) is Configured:  # it may have changed every model
+        if (
+            len(self._events_since) >= self._max_events or type(event) is Configured
+        ):  # the event may have changed every model
             self._save_state()
 
     def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
-        """Handling `event` at `now` raised `mistake`: restore the state, and handle it so that only its model fails.
+        """Handling `event` at `now` raised `mistake`: restore the state, and handle the event so that only its model fails.
 
-        Returns the event that was handled instead, with its effects. None: `event` was dropped, so nothing has happened.
+        Returns the event that was handled instead, with its effects. None: `event` was dropped, so nothing changed.
         """
         failed: tuple[ModelId, ...] = ()
         is_repeated = is_dropped = False
@@ -68,7 +70,7 @@ class Recovery:
             again = Mishandled(None if is_dropped else event, failed, _exception_name(mistake)) if failed else event
             try:
                 effects = self._scheduler.handle(again, now)
-            except Exception as another:  # noqa: BLE001  # this is the one place that takes them
+            except Exception as another:  # noqa: BLE001  # the only place that catches them
                 about = _model_at_fault(another)
             else:
                 self.note(again, now)
@@ -77,15 +79,17 @@ class Recovery:
     def _save_state(self) -> None:
         state, before = self._scheduler.state, self._saved_state.models
         idle = ((id(each), each, before.get(each.id)) for each in state.models.values() if each.worker is None)
-        same = {place: kept for place, each, kept in idle if each == kept}  # of thousands nearly all: no copy for these
+        same = {
+            place: kept for place, each, kept in idle if each == kept
+        }  # nearly all of thousands: these need no copy
         self._saved_state = _copy_value(state, same)
         self._events_since: list[tuple[Event, float]] = []
         self._max_events = MOST_EVENTS + EVENTS_PER_MODEL * len(self._saved_state.models)
 
     def _restore_state(self) -> None:
-        """Restore the state as it was after the last event that was noted."""
+        """Restore the state after the last noted event."""
         state, whole = self._scheduler.state, copied(self._saved_state)
-        for attribute in _slots[SchedulerState]:  # others know the state by this object
+        for attribute in _slots[SchedulerState]:  # other objects refer to this object
             setattr(state, attribute, getattr(whole, attribute))
         for event, at in self._events_since:
             self._scheduler.handle(event, at)
@@ -101,7 +105,7 @@ def _exception_name(mistake: Exception) -> str:
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of a state, but for values that never change. An object that stands in several places has one copy."""
+    """A deep copy of a state, sharing immutable values. An object with several references has one copy."""
     return _copy_value(value, {})
 
 
@@ -136,7 +140,7 @@ def _copy_value(value: Any, seen: dict[int, Any]) -> Any:
 
 
 class _Values(dict[type, bool]):
-    """By class: do its objects never change, with all that they hold?"""
+    """By class: whether its objects are immutable, including their contents."""
 
     def __missing__(self, kind: type) -> bool:
         is_frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

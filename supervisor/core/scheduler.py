@@ -1,20 +1,20 @@
 """The state machine: `handle(event, now) -> [Effect]`.
 
-One object owns all state and is called from one place; nothing here waits, reads a clock, or touches a process. Each
-event changes the models it is about, then `placement` plans what that may have changed, so every decision sees the state at
-the end of the event. The same events at the same times give the same effects: a replay relies on it.
+One object owns all state and is called from one place; nothing here waits, reads a clock, or touches a process. Each event
+changes its models; then `placement` replans the affected waiters. So every decision sees the state at the end of the event.
+The same events at the same times give the same effects: a replay relies on this.
 
 A request's way:
  1. arrives → refused at once (unknown, failed, beyond a limit, shutting down), or
  2. dispatched at once to a ready worker with room, or
  3. queued, which makes its model wanted; the worker's READY dispatches it *in the same step*, so that nothing can evict
     the model between becoming ready and its first request;
- 4. finished, however it ended.
+ 4. finished, with or without success.
 
 The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (which model is loaded
-where, and which have to go for it), `eviction` (claims and drains), `reports` (of workers and devices), `termination` (stops,
-crashes, a worker's end), `operators` (people and configurations), `partners` (others' processes), `timers` (backoffs, drains and
-keep-alives that end). All of them change the one `SchedulerState`. `plain` handles most requests of a ready worker at once.
+where, and which are evicted for it), `eviction` (claims and drains), `reports` (of workers and devices), `termination` (stops,
+crashes, a worker's end), `operators` (orders of people, configurations), `partners` (other processes), `timers` (the end of
+backoffs, drains and keep-alives). All of them change the one `SchedulerState`. `plain` handles most requests of a ready worker at once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from supervisor.core.workers import replicas, reports, termination
 
 
 class Scheduler:
-    """Decides what runs where and who is served. Not thread-safe: one writer."""
+    """Decides which model runs on which device, and which request is served. Not thread-safe: one writer."""
 
     def __init__(self, admission: AdmissionPolicy | None = None) -> None:
         self.state = SchedulerState(admission or AdmissionPolicy())
@@ -72,7 +72,7 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle one event at `now` (monotonic seconds, never going back). Returns the effects to carry out, in order.
 
-        Raises MishandledError, and leaves the state half changed: `recovery` makes it whole again.
+        Raises MishandledError, and leaves the state half changed: `recovery` restores it.
         """
         running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
         step, is_taken = Step(now), False
@@ -92,7 +92,7 @@ class Scheduler:
             while len(self.state.queue) and serve_heads(self.state, step):
                 place_wanted(self.state, step)
             for effect in step.effects:
-                if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
+                if type(effect) is Reject:  # no rejection is charged to its tenant
                     self.state.admission.accounts.refused(effect.ticket, now)
         except Exception as mistake:
             about = step.about if is_taken else step.about or running or _model_of(event)
@@ -104,7 +104,7 @@ class Scheduler:
         return min(self.state.next_wake(), self.state.queue.deadline(), self.state.ledger.deadline(now))
 
     def is_impatient(self) -> bool:
-        """Does a load wait for memory, or does memory come back, so that readings should be frequent?"""
+        """Whether a load waits for memory, or memory is being returned, so that readings should be frequent."""
         return bool(self.state.wanted) or self.state.ledger.is_waiting()
 
     def _apply_event(self, step: Step, event: Event) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
 
 
 def _model_of(event: Event) -> ModelId | None:
-    """The model that the event is about, if it names one."""
+    """The model that the event names, if any."""
     match event:
         case RequestArrived(model=model):
             return model

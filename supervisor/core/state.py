@@ -1,9 +1,9 @@
 """The scheduler's state: one `ModelState` per configured model, the ledger, the queue, the waiters, the timers.
 
-One `Scheduler` owns all of it and changes it only inside `handle()`. Each such call is a `Step`: the time, and the
+One `Scheduler` owns the whole state and changes it only inside `handle()`. Each such call is a `Step`: the time, and the
 effects collected so far.
 
-`SchedulerState.check()` asserts that all of it is legal. Tests run it after every event; the daemon never does.
+`SchedulerState.check()` asserts that the state is legal. Tests run it after every event; the daemon never does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.core.types import Generation, Limits, ModelId, TicketId, WorkerS
 
 
 class MishandledError(AssertionError):
-    """Handling an event raised, which is a bug; the state is half changed. `about`: the model that it was about, if any."""
+    """Handling an event raised, which is a bug; the state is half changed. `about`: the model at fault, if known."""
 
     def __init__(self, message: str, about: ModelId | None) -> None:
         super().__init__(message)
@@ -47,22 +47,24 @@ class Step:
 
 @dataclass(slots=True)
 class SchedulerState:
-    """Everything the scheduler decides on."""
+    """The whole state on which the scheduler's decisions depend."""
 
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     ledger: Ledger = field(default_factory=Ledger)
     queue: AdmissionQueue = field(init=False)
     models: dict[ModelId, ModelState] = field(default_factory=dict)
-    tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # the dispatched ones
+    tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # of dispatched requests
     wanted: Waiters = field(default_factory=Waiters)  # models to be loaded as soon as there is room
     timers: list[tuple[float, ModelId]] = field(default_factory=list)  # a heap
-    armed: set[tuple[float, ModelId]] = field(default_factory=set)  # what is in it: plans arm the same timer repeatedly
+    armed: set[tuple[float, ModelId]] = field(
+        default_factory=set
+    )  # the set of these timers: plans arm the same timer repeatedly
     groups: dict[ModelId, tuple[ModelId, ...]] = field(
         default_factory=dict
-    )  # of models with several replicas: all of them, the first one first
-    last_forgotten: Generation = NEVER_STARTED  # no generation of a forgotten model was later
+    )  # model with several replicas → all its replicas, the primary first
+    last_forgotten: Generation = NEVER_STARTED  # the latest generation of all forgotten models
     shutting_down: bool = False
-    handing_over: bool = False  # a successor is to get the workers: no plans are made
+    handing_over: bool = False  # during a handover: no plans are made
 
     def __post_init__(self) -> None:
         self.queue = AdmissionQueue(self.admission)
@@ -72,19 +74,19 @@ class SchedulerState:
         return self.admission.limits
 
     def use_policy(self, admission: AdmissionPolicy) -> None:
-        """Decide by this policy from now on."""
+        """Use this policy from now on."""
         if admission is not self.admission:
             self.admission = admission
             self.queue.use_policy(admission)
 
     def wake(self, at: float, model_id: ModelId) -> None:
-        """Set a timer to look at the model again at `at`, unless that is infinite. A needless timer is harmless."""
+        """Set a timer to check the model at `at`, unless `at` is infinite. An unnecessary timer is harmless."""
         if at < math.inf and (at, model_id) not in self.armed:
             self.armed.add((at, model_id))
             heapq.heappush(self.timers, (at, model_id))
 
     def wake_by(self, at: float, model: ModelState, now: float) -> None:
-        """Set a timer to look at the model again at `at` or before: for times that move with each use of a model."""
+        """Set a timer to check the model at `at` or earlier: for times that move with each use of the model."""
         if not now < model.looked_at <= at:
             model.looked_at = at
             self.wake(at, model.id)
@@ -110,21 +112,21 @@ class SchedulerState:
         return model if model is not None and model.generation == generation and model.has_worker else None
 
     def replicas(self, model: ModelState) -> list[ModelState]:
-        """All replicas of its model, the first one first."""
+        """All replicas of its model, the primary first."""
         names = self.groups.get(model.queue_key)
         return [model] if names is None else [self.models[name] for name in names if name in self.models]
 
     def takes_next(self, model: ModelState) -> bool:
-        """Does a request wait for which this worker has a place?"""
+        """Whether a queued request can go to this worker now."""
         head = self.queue.peek(model.queue_key) if model.answering else None
         return head is not None and not self.admission.is_full(model, head.demand)
 
     def is_served_elsewhere(self, model: ModelState) -> bool:
-        """Does another replica take the requests of its model?"""
+        """Whether another replica takes the requests of its model."""
         return model.queue_key in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
 
     def primary_replica(self, model: ModelState) -> ModelState:
-        """The replica that is loaded for requests while none is there: the first that hasn't failed."""
+        """The replica to load for requests when none is loaded: the first that hasn't failed."""
         if model.queue_key not in self.groups:
             return model
         replicas = self.replicas(model)
@@ -136,12 +138,12 @@ class SchedulerState:
         if model.queue_key in self.groups:
             if self.primary_replica(model) is not model or self.is_served_elsewhere(model):
                 return 0
-        elif model.queue_key != model.id:  # a replica that is configured no more
+        elif model.queue_key != model.id:  # a replica that is no longer configured
             return 0
         return self.queue.count(model.queue_key)
 
     def keep_loaded_until(self, model: ModelState, now: float) -> float:
-        """Until when an idle worker stays loaded. The lasting replicas of a model stay and go together."""
+        """Until when an idle worker stays loaded. All replicas of a model except `extra` ones are unloaded together."""
         if model.queue_key not in self.groups or model.spec.extra:
             return self.admission.keep_loaded_until(model)
         until = self.admission.keep_loaded_until(model)
@@ -152,11 +154,11 @@ class SchedulerState:
         return until
 
     def is_requested(self, model: ModelState) -> bool:
-        """Does an operator or a request ask for the model?"""
+        """Whether an operator or a request wants the model."""
         return model.asked_at is not None or self.waiting_for(model) > 0
 
     def is_wanted(self, model: ModelState) -> bool:
-        """Is the model not loaded, may it be loaded, and does somebody want it?"""
+        """Whether the model is unloaded, may be loaded, and somebody wants it."""
         return (
             model.life.state is WorkerState.STOPPED
             and not model.removed
@@ -165,7 +167,7 @@ class SchedulerState:
         )
 
     def update_wanted(self, model: ModelState) -> None:
-        """Enter the model in `wanted` or take it out, as its state says now."""
+        """Add the model to `wanted` or remove it, depending on its current state."""
         if self.is_wanted(model):
             is_requested = self.is_requested(model)
             background = (*BACKGROUND_RANK, -model.spec.priority)
@@ -177,18 +179,18 @@ class SchedulerState:
             self.ledger.mark_changed(device)
 
     def touch(self, model: ModelState) -> None:
-        """Something about the model has changed: plan it again, and all who want the memory that it holds."""
+        """The model has changed: replan it, and all waiters for the memory that it holds."""
         for device in model.devices:
             self.ledger.mark_changed(device)
         self.wanted.plan_again(model.id)
 
     def claims(self, model_id: ModelId) -> tuple[ModelId, ...]:
-        """The models that have to go for this one; empty unless it is wanted."""
+        """The models to evict for this one; empty unless it is wanted."""
         place = self.wanted.place(model_id)
         return () if place is None else place.claims
 
     def check(self) -> None:
-        """Assert that the whole state is legal; the error tells the worker's story."""
+        """Assert that the whole state is legal; the error contains the worker's history."""
         self.ledger.check()
         self.queue.check()
         self.admission.accounts.check()
@@ -202,7 +204,7 @@ class SchedulerState:
             assert generation <= self.models[model_id].generation, f"{model_id}: a lease of a worker that never started"
         for model in self.models.values():
             for holds, law in (*model.check(), *self._check_model(model)):
-                assert holds, f"{model.id} is {model.state}: {law}; {model}; story:\n{model.life.story()}"
+                assert holds, f"{model.id} is {model.state}: {law}; {model}; story:\n{model.life.history_text()}"
 
     def _check_model(self, model: ModelState) -> Iterator[tuple[bool, str]]:
         state, queued = model.state, self.waiting_for(model)

@@ -1,8 +1,8 @@
 """Timers: the end of a backoff, of a drain, of an idle model's keep-alive, of a request's patience, and the
 return of a default model.
 
-A timer says only "look at this model"; what is due follows from the model's state, so a late or needless timer does no
-harm.
+A timer only triggers a check of a model; the due action follows from the model's state, so a late or unnecessary timer
+is harmless.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.core.workers.termination import settle_trouble, stop_now
 
 
 def fire(state: SchedulerState, step: Step) -> None:
-    """Look at every model whose timer is due, and refuse the requests that have waited too long."""
+    """Check every model whose timer is due, and reject the requests that have waited too long."""
     for model_id in state.due(step.now):
         if (model := state.models.get(model_id)) is not None:
             step.about = model_id
@@ -52,9 +52,9 @@ def _act_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def _give_up_load(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Give up a load that an operator asked for when it has waited as long as a request may; its victims drain until then."""
+    """Give up a load that an operator ordered, when it has waited as long as a request may; its victims drain until then."""
     asked_at = model.asked_at
-    if model.partner is not None:  # whoever asks for it says how long
+    if model.partner is not None:  # a partner sets its own waiting time
         return
     if asked_at is None or model.state is WorkerState.STARTING or step.now < state.admission.gives_up_at(asked_at):
         return
@@ -70,7 +70,7 @@ def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> Non
         return
     model.keep_alive_at = None
     if model.in_flight:
-        return  # the end of its last request sets it again
+        return  # set again when the last request ends
     if state.queue.count(model.queue_key) > 0:
         model.last_used = step.now
     if step.now < state.keep_loaded_until(model, step.now):

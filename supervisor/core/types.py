@@ -1,4 +1,4 @@
-"""The types that everybody shares: ids, specifications, states. `events`, `effects` and `plans` build on them.
+"""Shared types: ids, specifications, states. `events`, `effects` and `plans` build on them.
 
 Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is in whole MiB. The
 configured name identifies a *model*; `(model, generation)` identifies one *worker* of it. The generation grows with
@@ -19,19 +19,19 @@ TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
 Devices = tuple[DeviceId, ...]
-"""Where one worker runs, in order of ids: usually one device; several GPUs share it."""
+"""The devices of one worker, in order of ids: usually one; several if GPUs share the model."""
 
 Parts = tuple[int, ...]
 """MiB on each of a worker's `Devices`, in their order."""
 
 MODEL_PLACEHOLDER: Final = "{model}"
-"""Stands for the model in a message to a client, who may have asked for it by another name than the core knows."""
+"""Represents the model in a message to a client, which may have requested the model by another name."""
 
 PARTNER: Final = "partner"
-"""The type of what stands for a partner among the models."""
+"""The model type that represents a partner among the models."""
 
 REMOTE: Devices = (DeviceId("remote"),)
-"""Where remote models run: not a device of the ledger, and none of our memory."""
+"""The device of remote models. It isn't in the ledger and uses no local memory."""
 
 DEFAULT_PRIORITY: Mapping[str, int] = {
     "asr": 300,
@@ -45,7 +45,7 @@ DEFAULT_PRIORITY: Mapping[str, int] = {
 
 
 def on_each(mib: int | Parts, devices: Devices) -> Parts:
-    """The MiB to take of each device: the same of each where `mib` is one number."""
+    """The MiB to take of each device: equal if `mib` is one number."""
     return (mib,) * len(devices) if isinstance(mib, int) else mib
 
 
@@ -53,7 +53,7 @@ def on_each(mib: int | Parts, devices: Devices) -> Parts:
 
 
 class FootprintSource(StrEnum):
-    """Where a footprint comes from, best first."""
+    """The source of a footprint, best first."""
 
     RAISED = "raised"  # a load with less ran out of memory
     EXPLICIT = "explicit"  # vram_mib in the configuration
@@ -66,12 +66,12 @@ class FootprintSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory that a model is expected to take on a device, and where the figure comes from."""
+    """The memory that a model is expected to take on a device, and the source of the figure."""
 
     mib: int
     source: FootprintSource
     detail: str = ""
-    each_mib: int = 0  # besides, on each further device that it is spread over
+    each_mib: int = 0  # added for each further device of a split model
 
     def share(self, parts: int) -> Footprint:
         """The footprint of one of so many equal parts."""
@@ -81,15 +81,15 @@ class Footprint:
 
 
 class Eviction(StrEnum):
-    """May a model be evicted for one of lower priority?"""
+    """Whether a model may be evicted for one of lower priority."""
 
-    LAST_RESORT = "last_resort"  # only when nothing lower would do
+    LAST_RESORT = "last_resort"  # only if evicting lower priorities is not enough
     STRICT = "strict"  # never
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the core knows of a configured model."""
+    """The core's view of a configured model."""
 
     id: ModelId
     type: str
@@ -97,36 +97,38 @@ class ModelSpec:
     footprint: Footprint  # of the whole model
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
     raised: Mapping[DeviceId, int] = field(default_factory=dict)  # MiB: a load with less ran out of memory there
-    devices: Devices = ()  # where it may run; empty: where its program computes, see `core.memory.device_sets.allowed`
-    kinds: frozenset[str] | None = None  # of GPUs that its program computes on; None: nobody knows, so any
-    gpus: int = 1  # how many devices share it equally, except where a device takes it whole
-    spreads: bool = False  # where it can have no device to itself it goes over several; what is learned is then of all
+    devices: Devices = ()  # allowed devices; empty: see `core.memory.device_sets.allowed`
+    kinds: frozenset[str] | None = None  # GPU kinds that its program supports; None: unknown, so any
+    gpus: int = 1  # how many devices share it equally, unless a device takes it whole
+    spreads: bool = (
+        False  # if no single device has room, split it over several; learned footprints are then of all together
+    )
     pin: bool = False
     preload: bool = False
-    keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed
+    keep_alive_s: float | None = None  # stays loaded this long after its last use; None: until its memory is needed
     own_keep_alive_s: float = (
-        0.0  # what its entry itself says of that in seconds: so long no less urgent request evicts it
+        0.0  # the keep-alive in its own entry, in seconds: during it no less urgent request evicts the model
     )
-    hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
-    target_inflight: int = 0  # requests one worker gets at once; 0: no limit
-    shared_context: int = 0  # tokens that these have together; 0: each has its own context
-    replicas: int = 1  # so many workers are loaded when one is, where memory is free
-    replica_max: int = 1  # so many workers at most, as many as the queue needs
-    replica_of: ModelId | None = None  # set iff it is a further replica of that model
-    extra: bool = False  # a replica beyond `replicas`: it is there for the queue, and goes when it is idle
+    hold_s: float = 0.0  # no model of equal or lower priority evicts it this long after its last use
+    target_inflight: int = 0  # concurrent requests per worker; 0: no limit
+    shared_context: int = 0  # tokens that these requests share; 0: each has its own context
+    replicas: int = 1  # workers to load together, if memory is free
+    replica_max: int = 1  # maximum number of workers when the queue needs them
+    replica_of: ModelId | None = None  # set iff this is a further replica of that model
+    extra: bool = False  # a replica beyond `replicas`: loaded for a long queue, unloaded when idle
     max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
-    remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
-    by_worker: bool = False  # such a one, which a worker here asks for its answers
-    definition: str = ""  # fingerprint of all that determines how the worker runs
-    footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
+    remote: bool = False  # another host runs it: needs no device or memory, and is never evicted
+    by_worker: bool = False  # a remote model that a local worker calls
+    definition: str = ""  # fingerprint of everything that determines how the worker runs
+    footprint_key: str = ""  # fingerprint of everything that determines its memory; the key of learned values
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
-    remedy: str = "choose a smaller quantisation or context, or other devices"  # where it is larger than its devices
-    trouble: str = ""  # set iff it can't run on this machine as it is now, such as a missing file: why, for everybody
+    remedy: str = "choose a smaller quantisation or context, or other devices"  # if larger than its devices
+    trouble: str = ""  # set iff it can't run on this machine now, e.g. a missing file: the reason, for everybody
 
     @property
     def is_elsewhere(self) -> bool:
-        """Has the model no process here at all?"""
+        """Whether the model has no local process at all."""
         return self.remote and not self.by_worker
 
 
@@ -135,24 +137,24 @@ REPLICA = re.compile(r"#[1-9][0-9]*$")
 
 
 def base_of(model: ModelId) -> ModelId:
-    """The configured model: this one, or the one of which this is a further replica."""
+    """The configured model: `model` itself, or the model of which it is a further replica."""
     return ModelId(REPLICA.sub("", model)) if "#" in model else model
 
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """A lease for a process that somebody else runs, in place of a model."""
+    """A lease for a process that somebody else runs, instead of a model."""
 
-    holder: str  # whose it is, for people
-    ttl_s: float  # it ends so long after the last heartbeat
-    waits: bool = False  # also for what waits for busy models and other partners
-    pid: int | None = None  # the process tree below it takes the memory; None: nobody knows which does
-    until: float | None = None  # set iff it was granted: it ends then, unless a heartbeat comes
+    holder: str  # the owner's name, for people
+    ttl_s: float  # the lease ends this long after the last heartbeat
+    waits: bool = False  # whether to wait also for busy models and other partners
+    pid: int | None = None  # root of the process tree that uses the memory; None: unknown
+    until: float | None = None  # set iff granted: when the lease ends without a heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A GPU, or host memory. `total_mib` is the budget the ledger shares out."""
+    """A GPU, or host memory. `total_mib` is the budget that the ledger distributes."""
 
     id: DeviceId
     total_mib: int
@@ -190,15 +192,13 @@ class Limits:
     queue_per_model: int = 64
     queue_wait_s: float = 600.0
     min_residency_s: float = 30.0
-    aging_s: float = (
-        60.0  # so much longer a request has to wait to come before one of the next higher class; infinite: never
-    )
-    overtakes: int = 64  # so many later requests a loaded model answers while another one waits for its memory
+    aging_s: float = 60.0  # extra wait after which a request precedes one of the next higher class; infinite: never
+    overtakes: int = 64  # later requests that a loaded model may answer while another model waits for its memory
     linger_s: float = 0.25  # the longest that a model counts as in demand after a request; see the admission policy
-    default_after_s: float = 300.0  # nothing else was asked for during this time: a default model comes back
+    default_after_s: float = 300.0  # without other requests for this long, a default model is loaded again
     loads_per_device: int = 1
-    replica_idle_s: float = 60.0  # a replica beyond `replicas` goes when it has been idle for so long
-    drain_s: float | None = None  # infinite: no request is cut for another model; None: as the admission policy has it
+    replica_idle_s: float = 60.0  # a replica beyond `replicas` is unloaded after this idle time
+    drain_s: float | None = None  # infinite: no request is cut for another model; None: the admission policy decides
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     backoff_jitter: float = 0.25
@@ -216,7 +216,7 @@ class Policy:
 
     eviction: Eviction = Eviction.LAST_RESORT
     max_loaded: Mapping[str, int] = field(default_factory=dict)  # by model type
-    default_models: tuple[ModelId, ...] = ()  # they come back when nothing else is asked for
+    default_models: tuple[ModelId, ...] = ()  # loaded again when no other model is requested
     admission: str = "fair"  # a name in `admission.POLICIES`
 
 
@@ -224,7 +224,7 @@ class Policy:
 
 
 class WorkerState(StrEnum):
-    """A model's worker, from the scheduler's side."""
+    """The state of a model's worker, as the scheduler sees it."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -239,11 +239,11 @@ HAS_WORKER = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRA
 """States with a process that holds (or may hold) memory."""
 
 SERVES = frozenset({WorkerState.READY, WorkerState.DRAINING})
-"""States in which requests run to their end."""
+"""States in which running requests continue."""
 
 
 class CrashClass(StrEnum):
-    """Why a worker ended although nobody stopped it."""
+    """Why a worker ended without being stopped."""
 
     OUT_OF_MEMORY = "out_of_memory"
     BAD_ARGUMENTS = "bad_arguments"
@@ -253,7 +253,7 @@ class CrashClass(StrEnum):
     UNRESPONSIVE = "unresponsive"
     NOT_INSTALLED = "runtime_not_installed"
     UNUSABLE = "model_unusable"  # its files, program or devices are not here as configured
-    HOST = "host"  # this machine refused it: a full disk, no processes or descriptors left
+    HOST = "host"  # this machine refused the start: a full disk, no processes or descriptors left
     UNKNOWN = "unknown"
 
 
@@ -261,8 +261,8 @@ class CrashClass(StrEnum):
 class Crash:
     """Why and how a worker crashed: its class, one line for people, and the last log lines.
 
-    What a worker says can hold somebody's prompt. `summary` never quotes it and is for everybody; `operator_summary` and `log_tail` are
-    for operators alone.
+    Worker output may contain prompts. `summary` never quotes it and is for everybody; `operator_summary` and `log_tail` are
+    for operators only.
     """
 
     kind: CrashClass
@@ -284,10 +284,10 @@ class StopCause(StrEnum):
     IDLE = "idle"  # its keep_alive_s is over
     OPERATOR = "operator"
     CONFIGURATION = "configuration"  # changed or removed
-    UNWANTED = "unwanted"  # nobody waits for its load any more
+    UNWANTED = "unwanted"  # no request waits for the load any more
     SHUTDOWN = "shutdown"
-    LEASE = "lease"  # others may have its memory
-    MISTAKE = "mistake"  # of llmux, in handling what happened to it
+    LEASE = "lease"  # another coordinator may use its memory
+    MISTAKE = "mistake"  # a bug in llmux while handling an event about it
 
 
 class RejectCode(StrEnum):
@@ -296,7 +296,7 @@ class RejectCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
-    BUDGET_TOO_SMALL = "budget_too_small"  # it was not even queued
+    BUDGET_TOO_SMALL = "budget_too_small"  # rejected before queueing
     BUDGET_EXCEEDED = "budget_exceeded"  # its budget was over before a worker took it
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_FAILED = "model_failed"

@@ -1,17 +1,16 @@
-"""The single writer: it owns the scheduler, gives it events, and carries its effects out.
+"""The engine, the single writer: it owns the scheduler, passes events to it, and executes its effects.
 
 `post()` is synchronous and runs on the event loop's thread, so one event is handled completely (state changed, effects
 started) before other code can run. Effects never wait: each worker has its own task that starts and stops it and reports
 by further events. An event posted from within an effect is handled right after the current one.
 
-A request begins with `ask()`, which returns its ticket; where no worker was free, `admitted()` waits for one. The caller
+A request begins with `ask()`, which returns its ticket; if no worker is free, `admitted()` waits for one. The caller
 calls `finish()` once for every admitted ticket. When `admitted()` raises, or is cancelled, the ticket is finished already.
 
-Callers that wait for something else (a load, an unload, a lease) look at the state after each event, until it is as they
-want it.
+Callers that wait for other changes (a load, an unload, a lease) check the state after each event.
 
-After a hand-over a successor schedules. This engine then decides nothing more: it reports each request that ends, and
-everybody who waits gets HandedOverError.
+After a handover the successor schedules. This engine then makes no more decisions: it reports each request that ends, and
+all waiting callers get HandedOverError.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ from supervisor.host.memory.memory import HolderPids, MemorySampler, WorkerKey
 log = structlog.get_logger("llmux.engine")
 
 MOST_RECORDINGS = 4
-DROPPED_S = 1.0  # until the next tick after an event that could not be handled
+DROPPED_S = 1.0  # minimum time to the next tick after a dropped event
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Gets an event and its effects. Must return at once, post nothing and raise nothing."""
@@ -84,7 +83,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 class Engine(ReadDoor):
     """Owns all scheduling state, and changes it. Use from the event loop's thread only.
 
-    Whoever only looks at the state needs no more than the `ReadDoor`.
+    Code that only reads the state uses the `ReadDoor`.
     """
 
     def __init__(
@@ -96,22 +95,20 @@ class Engine(ReadDoor):
         super().__init__(Scheduler(), DecisionLog(), time.monotonic)
         self._recovery = Recovery(self._scheduler)
         self._recordings = set[Recording]()
-        self.last_decision_s = 0.0  # how long the scheduler took for the last event that was more than routine
-        self.before_line: Callable[[], None] = lambda: None  # called before a line of the log that others come before
-        self.observers: list[Observer] = []  # called for each event, once its effects are under way
-        self.traffic: list[
-            Callable[[], None]
-        ] = []  # called instead for a request that was dispatched at once, or ended
+        self.last_decision_s = 0.0  # duration of the scheduler's last decision, except for routine requests
+        self.before_line: Callable[[], None] = lambda: None  # called before a log line, to flush earlier lines
+        self.observers: list[Observer] = []  # called for each event, after its effects have started
+        self.traffic: list[Callable[[], None]] = []  # called instead when a request was dispatched at once, or ended
         self._fleet = fleet
         self._sampler = sampler
-        self._learn = learn  # stores how much memory a model took, and how long its load
+        self._learn = learn  # stores learned footprints and load times
         self._tickets: dict[TicketId, Ticket] = {}
         self._waits = Waits()
         self._events: deque[Event] = deque()
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
-        # No tick comes sooner: one that is dropped would come at once, again and again.
+        # No tick before this time: a dropped tick would otherwise repeat at once, endlessly.
         self._rests_until = float("-inf")
         self._impatient = False
         self._sampling = Sampling(
@@ -126,8 +123,8 @@ class Engine(ReadDoor):
     def post(self, event: Event) -> None:
         """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
 
-        A bug in handling it costs the model that it is about: see `core.recovery`. Where even that fails, `event` is dropped, and
-        the bug raised after the events that followed from it were handled.
+        A bug in handling an event fails only the model at fault: see `core.recovery`. If recovery fails, `event` is dropped, and
+        the exception is raised after the following events were handled.
         """
         if self._finished is not None:
             if type(event) is RequestFinished:
@@ -138,7 +135,7 @@ class Engine(ReadDoor):
             self._handle_posted(event)
 
     def _handle_posted(self, event: Event | None) -> None:
-        """Handle everything that was posted. Raises only what went wrong in handling `event`."""
+        """Handle all posted events. Raises only an exception from handling `event`."""
         self._handling = True
         mistake: Exception | None = None
         settled = True
@@ -182,9 +179,9 @@ class Engine(ReadDoor):
             raise mistake
 
     def _recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
-        """Restore the state and return the event that was handled instead, with its effects; None: nothing was.
+        """Restore the state and return the event that was handled instead, with its effects; None: the event was dropped.
 
-        Raises nothing, so that the events after it are handled in any case.
+        Raises nothing, so that later events are handled in any case.
         """
         try:
             recovered = self._recovery.recover(event, now, mistake)
@@ -198,7 +195,7 @@ class Engine(ReadDoor):
     def _notify_observers(
         self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False
     ) -> None:
-        """Call all recordings and observers. A bug in one of them must not stop the engine."""
+        """Call all recordings and observers. Their exceptions must not stop the engine."""
         try:
             for recording in tuple(self._recordings) if self._recordings else ():
                 recording.add(at, event, effects)
@@ -214,13 +211,13 @@ class Engine(ReadDoor):
             log.critical("event.mishandled", happened=repr(event), exc_info=error)
 
     def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
-        """Was a request dispatched at once, or did one end while none waited? This is the usual case, and moves no deadline."""
+        """Whether a request was dispatched at once, or ended while none waited: the usual case, which moves no deadline."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
         return type(event) is RequestFinished and not effects and not self._scheduler.state.wanted
 
     def _look_ahead(self) -> None:
-        """Set the timer for the next deadline; read the memory soon if a load waits for some."""
+        """Set the timer for the next deadline; read the memory soon if a load waits for memory."""
         was_impatient, self._impatient = self._impatient, self._scheduler.is_impatient()
         if self._impatient and not was_impatient:
             self._sampling.soon()
@@ -243,7 +240,7 @@ class Engine(ReadDoor):
     # ---------------------------------------------------------------------------------------------------------- effects
 
     def _report_failed(self, effect: Effect, error: Exception) -> None:
-        """Answer an effect that could not be carried out, so that the scheduler doesn't wait for it for ever."""
+        """Answer a failed effect, so that the scheduler doesn't wait for ever."""
         message = f"llmux failed to do it: {error!r}"
         if isinstance(effect, StartWorker):
             self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
@@ -265,7 +262,7 @@ class Engine(ReadDoor):
             case StartWorker():
                 self._fleet.start(effect, self.post)
             case StopWorker():
-                if not self._fleet.stop(effect):  # its exit waits here, or was dropped
+                if not self._fleet.stop(effect):  # its exit event is queued, or was dropped
                     self._events.append(WorkerExited(effect.model, effect.generation))
             case CutRequest(ticket_id, reason):
                 if (ticket := self._tickets.get(ticket_id)) is not None:
@@ -307,9 +304,9 @@ class Engine(ReadDoor):
     def ask(
         self, ticket_id: TicketId, model: ModelId, demand: Demand = DEFAULT_DEMAND, client: Client | None = None
     ) -> Ticket:
-        """Ask for a worker of `model`. Where one is ready and has room the ticket has its `upstream`; else await `admitted`.
+        """Request a worker of `model`. If one is free, the ticket has an `upstream`; else await `admitted`.
 
-        The engine interrupts `client` when it cuts the request. `finish()` the ticket.
+        The engine interrupts `client` when it cuts the request. The caller must `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -321,11 +318,11 @@ class Engine(ReadDoor):
         return ticket
 
     async def admitted(self, ticket: Ticket, waits: list[WaitTrace], name: str) -> None:
-        """Wait until a worker takes the request, and append the wait to `waits`. Returns at once where a worker has it.
+        """Wait until a worker takes the request, and append the wait to `waits`. Returns at once if a worker has it already.
 
-        `name`: the name by which the client asked for the model; errors use it. After an error or a cancellation the
+        `name`: the model's name in the client's request, for errors. After an error or a cancellation the
         ticket is finished. Raises NotFoundError, RateLimitError, BudgetError, QueueTimeoutError, UnavailableError, and
-        HandedOverError after a hand-over.
+        HandedOverError after a handover.
         """
         if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
@@ -343,9 +340,9 @@ class Engine(ReadDoor):
             raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, name)
 
     def look(self, ticket_id: TicketId, model: ModelId) -> Ticket | None:
-        """A ticket for a request that only looks at what a worker does; None: no worker answers.
+        """A ticket for a request that only reads a worker's state; None: no worker answers.
 
-        Such a request never waits and counts for nothing. Don't `finish()` its ticket.
+        Such a request never waits and isn't counted. Don't `finish()` its ticket.
         """
         found = self._scheduler.state.models.get(model)
         for each in () if found is None else self._scheduler.state.replicas(found):
@@ -356,9 +353,9 @@ class Engine(ReadDoor):
         return None
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
-        """Does the ticket's worker take no more requests? Waits for that up to `within_s` seconds.
+        """Whether the request may be retried at another worker, as its own takes no more. Waits up to `within_s` seconds.
 
-        False for a request that was cut: it would reload a model that was just unloaded.
+        False for a request that was cut: a retry would reload a model that was just unloaded.
         """
         if self._finished is not None:
             return False
@@ -374,7 +371,7 @@ class Engine(ReadDoor):
         return False
 
     async def why_ended(self, ticket: Ticket, within_s: float) -> str | None:
-        """Why the ticket's worker ended, in words for everybody. None: it is not known within `within_s` seconds."""
+        """Why the ticket's worker ended, as a text for everybody. None: still unknown after `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
@@ -389,7 +386,7 @@ class Engine(ReadDoor):
         return None
 
     def finish(self, ticket: Ticket, tokens: int = 0, *, served: bool = True) -> None:
-        """The request is over; see `RequestFinished`. Call this exactly once for every admitted ticket."""
+        """End the request; see `RequestFinished`. Call this exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
         ticket.client = None
         self.post(RequestFinished(ticket.id, tokens, served))
@@ -397,9 +394,9 @@ class Engine(ReadDoor):
     # ---------------------------------------------------------------------------------------- loads, unloads and leases
 
     async def load(self, model: ModelId, requested_name: str | None = None) -> None:
-        """Load `model` and return when it is ready: of several replicas, the first. Cancelling stops waiting only.
+        """Load `model` and return when its first replica is ready. Cancelling only stops waiting.
 
-        `requested_name`: the name for it in errors. Raises NotFoundError, and UnavailableError when it can't be loaded.
+        `requested_name`: the model's name in errors. Raises NotFoundError, and UnavailableError when it can't be loaded.
         """
         name = requested_name or model
         self.post(LoadRequested(model))
@@ -429,8 +426,8 @@ class Engine(ReadDoor):
     ) -> None:
         """Unload `model` with all its replicas and return when their memory is back. Requests may load it again.
 
-        Cancelling stops waiting only. `requested_name`: the name for it in errors. Raises UnavailableError when a worker can't be
-        killed, or its memory has not come back for too long.
+        Cancelling only stops waiting. `requested_name`: the model's name in errors. Raises UnavailableError when a worker can't be
+        killed, or the return of its memory takes too long.
         """
         state = self._scheduler.state
         replicas = state.replicas(state.models[model]) if model in state.models else []
@@ -447,9 +444,9 @@ class Engine(ReadDoor):
             await self._next_event()
 
     async def lease(self, request: LeaseRequested) -> None:
-        """Ask for memory for a process that isn't ours, and return when it is granted. See `engine.partners`.
+        """Request memory for another program's process, and return when it is granted. See `engine.partners`.
 
-        Cancelling stops waiting only: the caller posts LeaseEnded in the end, also after an error. Raises
+        Cancelling only stops waiting: the caller must post LeaseEnded at the end, also after an error. Raises
         LeaseUnavailableError, or UnavailableError during the shutdown.
         """
         self.post(request)
@@ -479,7 +476,7 @@ class Engine(ReadDoor):
                 watcher.set_result(None)
 
     def _check_quarantine(self, model: ModelState, name: str) -> None:
-        """Raise UnavailableError if the worker can't be killed, or its memory is long overdue: that may never end."""
+        """Raise UnavailableError if the worker can't be killed, or its memory is long overdue: both may last for ever."""
         reason = self._scheduler.state.ledger.quarantined_by(model.holder)
         if reason is not None:
             raise UnavailableError(f"{name}'s worker {reason}", code="device_quarantined")
@@ -491,7 +488,7 @@ class Engine(ReadDoor):
     # ------------------------------------------------------------------------------------------------------- recordings
 
     def recording(self) -> Recording:
-        """Record what the scheduler gets and decides from now on. Raises UnavailableError beyond `MOST_RECORDINGS`."""
+        """Record the scheduler's events and effects from now on. Raises UnavailableError beyond `MOST_RECORDINGS`."""
         if len(self._recordings) >= MOST_RECORDINGS:
             raise UnavailableError(f"{len(self._recordings)} recordings are made already; end one.", retry_after_s=10.0)
         return Recording(self._scheduler, self.clock(), self._recordings)
@@ -503,7 +500,7 @@ class Engine(ReadDoor):
         self._sampling.start()
 
     def longest_drain_s(self) -> float:
-        """How long, at the most, running requests may go on when all workers are stopped."""
+        """The longest time that running requests may continue when all workers are stopped."""
         state = self._scheduler.state
         return max((state.admission.ordered_drain_s(model.spec) for model in state.models.values()), default=0.0)
 
@@ -535,27 +532,27 @@ class Engine(ReadDoor):
         for reading in (await sampler.sample({**self._fleet.holders(), **self._measured_partners()})).by_device():
             try:
                 self.post(reading)
-            except Exception:  # no load may begin on what was read before
+            except Exception:  # block the devices: an older reading must not allow a load
                 self.post(replace(reading, devices=tuple(replace(each, stale=True) for each in reading.devices)))
                 raise
 
     def _measured_partners(self) -> dict[WorkerKey, HolderPids]:
-        """The processes of all partners that hold a lease and named their process."""
+        """The processes of all partners that hold a lease and gave a process id."""
         return {
             model.holder: HolderPids(model.devices, (model.partner.pid,), loading=False)
             for model in self._scheduler.state.models.values()
             if model.partner is not None and model.partner.pid is not None and model.state is WorkerState.READY
         }
 
-    # -------------------------------------------------------------------------------------------------------- hand-over
+    # --------------------------------------------------------------------------------------------------------- handover
 
     def freeze(self) -> None:
-        """Handle nothing until `thaw` or `hand_over`: posted events wait. Call it outside of events."""
+        """Handle no events until `thaw` or `hand_over`: posted events wait. Don't call this while an event is handled."""
         assert not self._handling
         self._handling = True
 
     def thaw(self) -> None:
-        """Handle the events that were posted meanwhile, and all that follow. Harmless when not frozen."""
+        """Handle the waiting events, and end the freeze. Harmless when not frozen."""
         self._handle_posted(None)
 
     async def calm(self) -> None:
@@ -573,7 +570,7 @@ class Engine(ReadDoor):
             await self._next_event()
 
     def adoptions(self) -> tuple[WorkerAdopted, ...]:
-        """The workers that serve now, each as the event by which a successor's scheduler adopts it."""
+        """The serving workers, each as the event with which a successor's scheduler adopts it."""
         state = self._scheduler.state
         return tuple(
             WorkerAdopted(
@@ -599,14 +596,14 @@ class Engine(ReadDoor):
         return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
 
     def unloaded_by_operator(self) -> tuple[ModelId, ...]:
-        """The models that an operator unloaded and nobody has asked for since."""
+        """The models that an operator unloaded and that weren't requested since."""
         models = self._scheduler.state.models.values()
         return tuple(model.id for model in models if model.unloaded_by_operator and model.spec.replica_of is None)
 
     def hand_over(self, finished: Callable[[TicketId], None]) -> None:
-        """A successor schedules from now on: decide nothing more, and call `finished` for each request that ends.
+        """The successor schedules from now on: make no more decisions, and call `finished` for each request that ends.
 
-        Everybody who waits for a worker, a load, an unload or a lease gets HandedOverError.
+        All callers that wait for a worker, a load, an unload or a lease get HandedOverError.
         """
         self._finished = finished
         self._stop_background_work()

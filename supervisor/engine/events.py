@@ -1,7 +1,7 @@
-"""Events for subscribers: published from anywhere on the loop, read through bounded subscriptions.
+"""Events for subscribers: published by any code on the loop, read through bounded subscriptions.
 
 Publishing never waits and costs nothing without subscribers. The hub drops a subscriber that has `BACKLOG` events unread:
-its stream ends. Its client has missed events, so it must reconnect and read the whole state.
+the stream ends. The client has missed events, so it must reconnect and read the whole state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["decision", "model", "memory", "request", "alert", "reload", "loa
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BACKLOG: Final = 1024
 SUBSCRIBERS: Final = 64
-CLIENTS: Final = 32  # of the SUBSCRIBERS, so many may use streams that need no operator's key
+CLIENTS: Final = 32  # limit for streams without an operator's key, within SUBSCRIBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Hub:
         self._closed = False
 
     def wants(self, kind: Kind) -> bool:
-        """Does a subscription want this kind?"""
+        """Whether a subscription includes this kind."""
         return bool(self._subscriptions) and any(kind in each.kinds for each in self._subscriptions)
 
     def publish(self, kind: Kind, data: object) -> None:
-        """Give the event to every subscription that wants it. `data` becomes JSON, when somebody reads it."""
+        """Add the event to every subscription that includes its kind. `data` is encoded as JSON when it is read."""
         self._seq += 1
         event = Published(self._seq, kind, data)
         for subscription in tuple(self._subscriptions):

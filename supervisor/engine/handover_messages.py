@@ -1,7 +1,7 @@
-"""The messages that an old daemon sends to its successor: one for each worker, and one for everything else.
+"""The messages that an old daemon sends to its successor: one for each worker, and one for the rest of the state.
 
-A message carries plain JSON and open descriptors. Another version of llmux may read it: fields that it doesn't know are an
-error, which makes the successor give up; fields that are missing have their default.
+A message carries plain JSON and open descriptors. Another version of llmux may read it: unknown fields are an error, and the
+successor then gives up; missing fields get their default.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from supervisor.host.process.fd_channel import Json, Message
 from supervisor.host.process.process import AdoptedShim, WorkerProcess
 from supervisor.host.process.reap import InstanceLock, Mark
 
-VERSION: Final = 1  # of these messages
+VERSION: Final = 1  # format version of these messages
 
 
 class TakeoverError(LlmuxError):
-    """The hand-over has failed; the message says why."""
+    """The handover has failed; the message contains the reason."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "upgrade_failed"
@@ -39,7 +39,7 @@ class TakeoverError(LlmuxError):
 
 @dataclass(slots=True)
 class HandoverState:
-    """The parts of the predecessor that a successor has received so far."""
+    """The predecessor's state that a successor has received so far."""
 
     lock: InstanceLock
     listener: socket.socket
@@ -52,7 +52,7 @@ class HandoverState:
 
 @dataclass(frozen=True, slots=True)
 class InheritedWorker:
-    """A worker whose descriptors we hold, and which the predecessor still looks after."""
+    """A worker whose descriptors we have, while the predecessor still supervises it."""
 
     adopted: WorkerAdopted
     facts: Json
@@ -76,7 +76,7 @@ class InheritedWorker:
         )
 
     def process(self, instance: str, heard: bytes) -> WorkerProcess:
-        """Its processes, ours to hear from now on."""
+        """Adopt the worker's processes. `heard`: the start of a report that the predecessor has read only in part."""
         name = f"{self.adopted.model}:{self.adopted.generation}"
         stdin, stdout, pidfd = self.descriptors
         group = self.facts["group"]
@@ -91,7 +91,7 @@ class InheritedWorker:
         )
 
     def forget(self) -> None:
-        """It ended before it was ours."""
+        """Close the descriptors of a worker that ended before the handover."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -102,7 +102,7 @@ def general_message(
     overrides: Mapping[ModelId, Any],
     workers: int,
 ) -> Json:
-    """With the listening socket and the lock, then the sockets of extra ports."""
+    """The general message. Its descriptors: the listening socket, the lock, then the sockets of extra ports."""
     values = {model: dict(override.values) for model, override in overrides.items()}
     return {
         "general": {"pins": dict(pins), "dismissed": [*unloaded_by_operator], "overrides": values, "workers": workers}
@@ -110,7 +110,7 @@ def general_message(
 
 
 def read_general(message: Message) -> tuple[HandoverState, int]:
-    """Also says how many workers follow."""
+    """The state in a general message, and the number of worker messages that follow."""
     listener, lock, *extra = message.descriptors
     general = message.content["general"]
     inherited = [socket.socket(fileno=descriptor) for descriptor in (listener, *extra)]
@@ -130,7 +130,7 @@ def read_general(message: Message) -> tuple[HandoverState, int]:
 
 
 def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchSpec) -> Json:
-    """With the process's descriptors."""
+    """A worker's message. Its descriptors: those of the worker's process."""
     return {
         "worker": {
             "adopted": packed(replace(adopted, tickets=(), demands=())),
@@ -160,12 +160,12 @@ def read_worker(message: Message) -> InheritedWorker:
 
 
 def last_message(adopted: WorkerAdopted, heard: bytes) -> Json:
-    """A worker's message, as it is at the moment of the hand-over."""
+    """A worker's final message, with its state at the moment of the handover."""
     return {"last": {"adopted": packed(adopted), "heard": base64.b64encode(heard).decode()}}
 
 
 def read_last(content: Json, predecessor: int) -> tuple[WorkerAdopted, bytes]:
-    """A worker's last message: its adoption, and its `heard` bytes. The predecessor's requests get ids that none of ours has."""
+    """A worker's last message: its adoption, and its `heard` bytes. The predecessor's requests get ids distinct from ours."""
     last = content["last"]
     adopted = _unpack_adopted(last["adopted"])
     tickets = tuple(foreign(predecessor, ticket) for ticket in adopted.tickets)

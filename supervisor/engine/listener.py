@@ -1,4 +1,4 @@
-"""A listener's buffer: the items that were put for it and that it has not taken yet. Use from the event loop's thread."""
+"""A listener's buffer of items that it has not taken yet. Use from the event loop's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Listener(Generic[T]):
-    """Gets every item from its creation to the end of the `with` block. `every`: the set of all listeners, which it joins."""
+    """Gets every item from its creation to the end of the `with` block. `every`: the set of all listeners; includes this one."""
 
     def __init__(self, every: set[Any]) -> None:
         self._every = every
@@ -34,7 +34,7 @@ class Listener(Generic[T]):
         self._something.set()
 
     def end(self) -> None:
-        """No item follows: leave the set of listeners."""
+        """End the stream of items, and leave the set of listeners."""
         self._every.discard(self)
         self._ended = True
         self._something.set()
@@ -45,7 +45,7 @@ class Listener(Generic[T]):
         return taken
 
     async def next(self, timeout_s: float) -> list[T] | None:
-        """Wait up to `timeout_s` for items, and take them. An empty list: none came. None: none will ever come."""
+        """Wait up to `timeout_s` for items, and take them. Empty list: a timeout. None: the listener has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._something.wait()

@@ -58,7 +58,7 @@ class Partners:
         self._engine = engine
         self._sampler = sampler
         self._store: Store | None = None
-        self.shared: SharedLeases | None = None  # set iff others lease memory of the same devices
+        self.shared: SharedLeases | None = None  # set iff other coordinators share the devices
         self._tasks: set[asyncio.Task[None]] = set()
         engine.observers.append(self._delete_ended)
 
@@ -75,7 +75,7 @@ class Partners:
             if known.issuperset(event.devices):
                 self._engine.post(event)
 
-    # ------------------------------------------------------------------------------------------------- what is asked
+    # -------------------------------------------------------------------------------------------------------- requests
 
     async def take(self, wanted: LeaseRequest) -> Lease:
         """Wait for a lease, and return it. Cancelling leaves no lease.
@@ -115,7 +115,7 @@ class Partners:
             raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
 
     async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Lease:
-        """A heartbeat. Raises NotFoundError if the lease has ended: then the holder must stop."""
+        """Handle a heartbeat. Raises NotFoundError if the lease has ended: then the holder must stop."""
         if not self._find_lease(name).is_granted:
             raise _no_lease(name)
         self._engine.post(LeaseRenewed(ModelId(name), ttl_s, pid))
@@ -225,7 +225,7 @@ def _no_lease(name: str) -> NotFoundError:
 
 
 def _parse_stored(name: ModelId, kept: JsonValue) -> LeaseRestored:
-    """Parse a stored lease. Raises LookupError, TypeError or ValueError for anything else."""
+    """Parse a stored lease. Raises LookupError, TypeError or ValueError for malformed data."""
     if not isinstance(kept, dict):
         raise TypeError(kept)
     fields: dict[str, object] = dict(kept)

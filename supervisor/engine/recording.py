@@ -1,8 +1,8 @@
-"""A recording: the scheduler's state as it was at the start, then every event with its effects, each a line of JSON.
+"""A recording: the scheduler's initial state, then every event with its effects, each a line of JSON.
 
-The core looks at nothing but its state and its events, so a recording can be replayed anywhere and must give the same
-effects, byte for byte. It is made while somebody listens, and costs nothing otherwise. Reading a recording creates objects
-of the core's own classes and runs nothing else, so a recording from a stranger is safe to replay.
+The core depends only on its state and its events, so a recording can be replayed anywhere and must give the same effects,
+byte for byte. Recording costs nothing without a listener. Reading a recording creates only objects of the core's own classes
+and runs no other code, so an untrusted recording is safe to replay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.engine.listener import Listener
 from supervisor.errors import InvalidRequestError
 
 FORMAT: Final = 6
-BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
+BACKLOG_BYTES: Final = 64 * 1024 * 1024  # maximum size of lines not yet taken; beyond, the recording ends
 
 _BACK_REFERENCE: Final = "&"
 _CONTAINERS: Final = {kind.__name__: kind for kind in (tuple, set, frozenset, deque, dict, OrderedDict)}
@@ -39,7 +39,7 @@ class Recording(Listener[bytes]):
     def __init__(self, scheduler: Scheduler, now: float, every: set[Recording] | None = None) -> None:
         super().__init__(set() if every is None else every)
         self._bytes = 0
-        self.broke_off = False  # lines are missing at its end
+        self.broke_off = False  # whether lines are missing at the end
         self.put(line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)}))
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
@@ -67,7 +67,7 @@ class Recording(Listener[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One event of a recording, run again."""
+    """One replayed event of a recording."""
 
     number: int  # 1 for the first
     at: float
@@ -78,12 +78,12 @@ class Replayed:
 
     @property
     def is_same(self) -> bool:
-        """Did the replay give the same effects, byte for byte?"""
+        """Whether the replay gave the same effects, byte for byte."""
         return self.recorded == self.replayed
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
-    """Run a recording again, event by event. Raises InvalidRequestError for a file that is no recording, or broke off."""
+    """Replay a recording, event by event. Raises InvalidRequestError for a file that is no recording, or is incomplete."""
     scheduler: Scheduler | None = None
     number = 0
     for text in lines:
@@ -130,7 +130,7 @@ def event_line(at: float, event: Event, effects: Iterable[Effect]) -> bytes:
 
 
 def line(content: dict[str, Any]) -> bytes:
-    """A line of a recording. Infinite times stay what they are."""
+    """A line of a recording. Infinite times are written as `Infinity`."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
@@ -140,7 +140,7 @@ def line(content: dict[str, Any]) -> bytes:
 def packed(value: Any) -> Any:
     """A value of the core as JSON: `[class, {attribute: value}]`, and `[kind, [items]]` for containers.
 
-    An object that changes and stands in several places is written once, with a number, and read as one object again.
+    A mutable object is written once, with a number; further references contain only the number, and reading restores them.
     """
     return _pack(value, {})
 
@@ -168,7 +168,7 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value that `packed` made this JSON of. Raises InvalidRequestError for classes that the core doesn't have."""
+    """The inverse of `packed`. Raises InvalidRequestError for classes that the core doesn't have."""
     try:
         return _unpack(value, {})
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:

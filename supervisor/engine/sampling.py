@@ -1,6 +1,6 @@
 """The loops that read the memory: every two seconds, eight times as often while a load waits for memory, and at once on demand.
 
-Each source of readings has a loop of its own, so that one that hangs delays no other.
+Each source of readings has its own loop, so that a hanging source delays no other.
 """
 
 from __future__ import annotations

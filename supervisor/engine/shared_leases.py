@@ -1,14 +1,14 @@
-"""Shares devices among several coordinators: each of our leases is also in a store that all coordinators ask first.
+"""Shares devices among several coordinators: each of our leases is also in a store that all coordinators check first.
 
 The rules:
  1. A worker starts, and a partner gets its memory, only after the store has the lease.
- 2. What others have leased there counts as taken in our ledger. No load begins without free memory, whatever the store says.
- 3. A lease stays in the store until its memory is back, and is renewed as long.
- 4. While the store can't be reached nothing new begins. What was leased before goes on until its lease is about to end
-    there; then it is stopped, because others may take its memory.
+ 2. Leases of others in the store count as taken in our ledger. No load begins without free memory, whatever the store says.
+ 3. A lease stays in the store, and is renewed, until its memory is back.
+ 4. While the store can't be reached no worker or partner starts. Earlier holders continue until their lease is about to
+    expire in the store; then they are stopped, because others may take their memory.
  5. An expired lease is taken again if there is room; if not, its holder is stopped.
 
-The engine's ledger is compared with the store again and again, so nothing depends on a message that may be lost.
+The engine's ledger is compared with the store periodically, so a lost message does no harm.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ log = structlog.get_logger("llmux.leases")
 LOOK_S: Final = 1.0
 RENEW_S: Final = 5.0
 STOP_S: Final = 10.0
-"""Seconds before the end of its lease in the store at which a worker is killed. The kill of worker and shim takes up to five."""
+"""A worker is killed this long before its lease in the store expires. The kill of worker and shim takes up to 5 s."""
 
 PARTNER_STOP_S: Final = 30.0
-"""The same for a partner, which learns it from its next heartbeat, and then has a grace period."""
+"""The same for a partner, which learns of the end at its next heartbeat, and then has a grace period."""
 
 HOST_PREFIX: Final = "host:"
 
 
 @dataclass(slots=True)
 class _StoredLease:
-    """A lease of ours in the store."""
+    """One of our leases in the store."""
 
-    shares: Mapping[str, Share]  # by the store's name of the device
-    until: float  # it ends there, on our clock; never later than on the store's
+    shares: Mapping[str, Share]  # by the device's name in the store
+    until: float  # its expiry on our clock; never later than in the store
     is_there: bool = True  # False: the store has forgotten it
 
 
@@ -74,19 +74,19 @@ class SharedLeases:
         self._clock = clock
         self._stored: dict[Holder, _StoredLease] = {}
         self._being_taken: set[Holder] = set()
-        self._stopped: set[Holder] = set()  # told to stop
+        self._stopped: set[Holder] = set()  # holders that were stopped
         self._reported: LeasesSeen | None = None
         self._report_others(LeasesSeen(trouble="the lease store was not asked yet"))
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
     async def lease_for_start(self, effect: StartWorker) -> Crash | None:
-        """Lease a worker's memory before it starts. A refusal doesn't count as the worker's fault, and is retried."""
+        """Lease a worker's memory before its start. A refusal doesn't count as the worker's fault, and is retried."""
         trouble = await self.take((effect.model, effect.generation), effect.devices, effect.lease_mib)
         return None if trouble is None else Crash(CrashClass.HOST, trouble)
 
     async def take(self, holder: Holder, devices: Devices, mib: Parts) -> str | None:
-        """Lease in the store. Returns None, or the reason of a refusal; then the engine already knows the others' leases."""
+        """Lease in the store. Returns None, or the reason of a refusal; then others' leases were reported to the engine."""
         self._being_taken.add(holder)
         try:
             refusal = await self._take_in_store(holder, dict(zip(devices, mib, strict=True)), has_it=False)
@@ -120,7 +120,7 @@ class SharedLeases:
             await asyncio.sleep(LOOK_S)
 
     async def run_once(self) -> None:
-        """One round of `run`. Never fails."""
+        """One round of `run`. Doesn't raise if the store is unreachable."""
         try:
             await self._look_at_store()
             await self._reconcile()
@@ -149,7 +149,7 @@ class SharedLeases:
         return stored is not None and stored.is_there and stored.until - self._clock() > self._ttl_s - RENEW_S
 
     def _own_leases(self) -> dict[Holder, dict[DeviceId, int]]:
-        """Holder → its memory by device: all leases in our ledger, except starting ones that weren't requested in the store yet."""
+        """Holder → its memory by device: all leases in our ledger, except starting ones not yet requested in the store."""
         own: dict[Holder, dict[DeviceId, int]] = {}
         for device in self._engine.devices():
             for lease in device.leases:
@@ -159,7 +159,7 @@ class SharedLeases:
         return own
 
     async def _look_at_store(self) -> None:
-        """Report others' leases to the engine, and release leases that an earlier daemon of this instance left."""
+        """Report others' leases to the engine, and release leases left by an earlier daemon of this instance."""
         is_open, seen = await self._store.look(list(self._names.values()))
         known = {self._store_name(holder) for holder in (*self._own_leases(), *self._stored, *self._being_taken)}
         others: dict[DeviceId, int] = {}
@@ -209,5 +209,5 @@ class SharedLeases:
 
 
 def shared_name(device: DeviceInfo) -> str:
-    """The device's name for all coordinators: a card's UUID, or the host whose memory it is."""
+    """The device's name for all coordinators: a GPU's UUID, or the name of the host for host memory."""
     return device.uuid or f"{HOST_PREFIX}{socket.gethostname()}"

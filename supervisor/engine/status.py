@@ -1,7 +1,7 @@
-"""The read door: the visible part of the scheduler's state, as frozen values made on demand.
+"""Read access to the scheduler's state, as frozen values made on demand.
 
-Nobody outside the engine touches the scheduler's own records; everybody else asks the `ReadDoor`, which the engine is. A
-status may be out of date as soon as it was made; code that decides something reads within the engine's turn instead.
+Code outside the engine never uses the scheduler's own records, only the `ReadDoor`, the engine's base class. A status may be
+out of date as soon as it was made; code that makes decisions must read within the engine's handling of an event.
 """
 
 from __future__ import annotations
@@ -44,46 +44,46 @@ class ModelStatus:
     spec: ModelSpec
     state: WorkerState
     reason: str  # of the last change of state
-    since_s: float  # since then
+    since_s: float  # seconds since that change
     answering: bool  # its worker takes new requests
-    has_worker: bool  # there is a process that holds memory, or may
+    has_worker: bool  # a process exists that holds memory, or may
     generation: Generation  # of the last worker
     devices: Devices  # where its worker is; empty without one
     leases: tuple[Lease, ...]
     pinned: bool
-    is_wanted: bool  # somebody waits for it to be loaded
-    waits_for: tuple[ModelId, ...]  # the models that have to go first
+    is_wanted: bool  # a request or an operator waits for its load
+    waits_for: tuple[ModelId, ...]  # the models to evict first
     in_flight: int
     queued: int
-    idle_s: float | None  # None: it has no worker, or its worker has requests
-    unload_s: float | None  # until it is unloaded if nobody uses it; None: not before its memory is needed
-    protected_s: float | None  # how long no model of equal or lower priority may still evict it; None: any may
-    eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
-    drain_s: float  # how long its requests may run on after an unload that isn't forced
-    load_s: float | None  # how long its last load took
+    idle_s: float | None  # None: it has no worker, or a busy one
+    unload_s: float | None  # until it is unloaded if unused; None: not before its memory is needed
+    protected_s: float | None  # remaining protection against models of equal or lower priority; None: not protected
+    eta_s: float | None  # until it is loaded, or until a drain cuts its requests; None: neither
+    drain_s: float  # how long its requests may continue after an unload that isn't forced
+    load_s: float | None  # duration of the last load
     crash: Crash | None  # why it is in BACKOFF or FAILED
-    retry_s: float | None  # until it is tried again by itself after a crash; None: it isn't
-    worker: ModelId  # the replica that all this is about: the one that answers first
+    retry_s: float | None  # until the automatic retry after a crash; None: no retry
+    worker: ModelId  # the replica that these fields describe: the first to serve
     replicas: tuple[ModelStatus, ...] = ()  # the replicas of the model that have a worker
 
     @property
     def id(self) -> ModelId:
-        """Its configured name."""
+        """The model's configured name."""
         return self.spec.id
 
     @property
     def lease_mib(self) -> int | None:
-        """What is leased on all of its devices together."""
+        """The MiB leased on all of its devices together."""
         return _lease_mib(self.leases)
 
     @property
     def measured_mib(self) -> int | None:
-        """What it was measured to take on all of its devices together."""
+        """The MiB measured on all of its devices together."""
         return _measured_mib(self.leases)
 
 
 class ModelFigures(NamedTuple):
-    """The part of a `ModelStatus` that costs little to make."""
+    """The fields of a `ModelStatus` that are cheap to compute."""
 
     id: ModelId
     state: WorkerState
@@ -113,11 +113,11 @@ def model_figures(state: SchedulerState, model: ModelState, now: float) -> Model
 
 
 Mark = tuple[object, ...]
-"""Stands for a model's status in comparisons: see `mark`."""
+"""Represents a model's status in comparisons: see `mark`."""
 
 
 def mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
-    """A value that changes when the model's status does. Neither its measured memory nor the passing of time changes it."""
+    """A value that changes when the model's status does. It ignores the measured memory and the passing of time."""
     if model.id not in state.groups:
         return _worker_mark(state, model, now)
     best = first_to_serve(state, model)
@@ -125,7 +125,7 @@ def mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
 
 
 def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
-    """Made of the records that a status is made of: mostly the same objects as before, so a comparison costs next to nothing."""
+    """One worker's mark. It holds the records behind a status, mostly unchanged objects, so a comparison is cheap."""
     life, in_flight, queued = model.life, len(model.in_flight), state.queue.count(model.id)
     idle: Mark = ()
     if life.state is WorkerState.READY and not in_flight:
@@ -136,7 +136,7 @@ def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
 
 
 def is_active(state: SchedulerState, model: ModelState) -> bool:
-    """Has the model a worker, or does anybody wait for one? False for replicas and partners."""
+    """Whether the model has a worker, or a request or operator waits for one. False for replicas and partners."""
     if model.partner is not None or model.spec.replica_of is not None:
         return False
     if model.asked_at is not None or model.id in state.wanted or (len(state.queue) and state.queue.count(model.id)):
@@ -146,15 +146,15 @@ def is_active(state: SchedulerState, model: ModelState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """The load of one model, or of one replica: whether it is loaded, loading or wanted, and where."""
+    """The load state of one model or replica: loaded, loading or wanted, and its devices."""
 
     state: WorkerState
     reason: str  # of the last change of state
-    since_s: float  # since then
+    since_s: float  # seconds since that change
     generation: Generation  # of the last worker
-    is_wanted: bool  # it isn't loaded, and somebody waits for it
+    is_wanted: bool  # it isn't loaded, and a request or an operator waits for it
     is_remote: bool
-    load_s: float | None  # how long its last load took
+    load_s: float | None  # duration of the last load
     devices: Devices
     lease_mib: int | None
     measured_mib: int | None
@@ -162,11 +162,11 @@ class LoadStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartnerStatus:
-    """The lease of a partner, whose process isn't a worker of ours: waited for, held, or on its way back."""
+    """A partner's lease, for a process that isn't our worker: requested, granted, or being returned."""
 
-    model: ModelStatus  # what stands for it in the scheduler
+    model: ModelStatus  # the model that represents the partner in the scheduler
     partner: Partner
-    expires_s: float | None  # until it ends without a heartbeat; None: it isn't held
+    expires_s: float | None  # until it ends without a heartbeat; None: not granted
 
     @property
     def id(self) -> ModelId:
@@ -175,13 +175,13 @@ class PartnerStatus:
 
     @property
     def is_granted(self) -> bool:
-        """May its holder use the memory?"""
+        """Whether the holder may use the memory."""
         return self.model.state is WorkerState.READY
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device: what it is, its totals, and the leases on it."""
+    """One device: its specification, its totals, and its leases."""
 
     spec: DeviceSpec
     totals: DeviceTotals
@@ -189,24 +189,24 @@ class DeviceStatus:
 
     @property
     def id(self) -> DeviceId:
-        """Its name in the configuration."""
+        """The device's name in the configuration."""
         return self.spec.id
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """All requests that the engine knows."""
+    """The counts of all requests, and the limits of the queue."""
 
     waiting: int
     in_flight: int
-    is_stopping: bool  # the daemon shuts down: nothing new is admitted
-    most: int  # so many may wait
+    is_stopping: bool  # the daemon shuts down and admits no requests
+    most: int  # maximum of waiting requests
     most_per_model: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFigures:
-    """How long the requests dispatched lately had waited; None: no request was dispatched lately."""
+    """How long the recently dispatched requests had waited; None: no request was dispatched recently."""
 
     mean_s: float | None
     p95_s: float | None
@@ -221,7 +221,7 @@ class WaitFigures:
 
 
 def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
-    """The status of a model. With several replicas: that of the best one, with the memory and the requests of all."""
+    """The status of a model. With several replicas: the status of the best one, with memory and requests of all."""
     replicas = state.replicas(model)
     if len(replicas) == 1 or model.spec.replica_of is not None:
         status = _worker_status(state, model, now)
@@ -284,7 +284,7 @@ def _is_wanted(state: SchedulerState, model: ModelState, queued: int) -> bool:
 
 
 def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadStatus:
-    """The load status of a model or a replica. Not for the model that stands for a partner."""
+    """The load status of a model or a replica. Not for models that represent partners."""
     is_away = model.state not in {WorkerState.STARTING, WorkerState.FAILED, *SERVES}
     leases = state.ledger.leases_of(model.holder)
     return LoadStatus(
@@ -313,13 +313,13 @@ def _measured_mib(leases: tuple[Lease, ...]) -> int | None:
 
 
 def _idle_until(model: ModelState, at: float, now: float) -> float | None:
-    """Seconds until `at` for an idle worker; None for a busy one, and where `at` is past or never comes."""
+    """Seconds until `at` for an idle worker; None for a busy one, and if `at` is past or infinite."""
     is_idle = model.state is WorkerState.READY and not model.in_flight
     return at - now if is_idle and now < at < math.inf else None
 
 
 def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | None:
-    """Seconds until a drain ends, or a load: by the time the last load took, before the first one by the model's size."""
+    """Seconds until a drain or load ends: a load by the duration of the last one, else by the model's size."""
     if model.drain is not None:
         return None if math.isinf(model.drain.until) else max(0.0, model.drain.until - now)
     if model.state is not WorkerState.STARTING:
@@ -329,7 +329,7 @@ def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | 
 
 
 def partner_status(state: SchedulerState, model: ModelState, now: float) -> PartnerStatus:
-    """The status of a partner's lease. The model must stand for a partner."""
+    """The status of a partner's lease. The model must represent a partner."""
     partner = model.partner
     assert partner is not None
     is_granted = model.state is WorkerState.READY and partner.until is not None
@@ -338,9 +338,9 @@ def partner_status(state: SchedulerState, model: ModelState, now: float) -> Part
 
 
 class ReadDoor:
-    """Answers everything that the rest of the daemon asks about the scheduler. Changes nothing.
+    """Answers all queries of the rest of the daemon about the scheduler. Changes nothing.
 
-    An answer may be out of date by the time somebody looks at it.
+    An answer may soon be out of date.
     """
 
     def __init__(self, scheduler: Scheduler, decisions: DecisionLog, clock: Callable[[], float]) -> None:
@@ -366,7 +366,7 @@ class ReadDoor:
         return tuple(model_status(state, found, now) for found in _configured_models(state))
 
     def active(self) -> tuple[ModelStatus, ...]:
-        """Every model that has a worker, or for which somebody waits. Costs next to nothing for the others."""
+        """Every model that has a worker, or is waited for. The cost for all other models is negligible."""
         state, now = self._scheduler.state, self.clock()
         return tuple(model_status(state, found, now) for found in state.models.values() if is_active(state, found))
 
@@ -387,12 +387,12 @@ class ReadDoor:
         return None if found is None else model_figures(state, found, self.clock())
 
     def marks(self) -> dict[ModelId, Mark]:
-        """The mark of every model: to see, later, which statuses have changed."""
+        """The mark of every model: compare marks later to find changed statuses."""
         state, now = self._scheduler.state, self.clock()
         return {found.id: mark(state, found, now) for found in _configured_models(state)}
 
     def partners(self) -> tuple[PartnerStatus, ...]:
-        """The leases of partners, oldest first, with those that partners still wait for."""
+        """The leases of partners, oldest first, including requested ones."""
         state, now = self._scheduler.state, self.clock()
         return tuple(partner_status(state, found, now) for found in state.models.values() if found.partner is not None)
 
@@ -404,7 +404,7 @@ class ReadDoor:
         )
 
     def device_specs(self) -> tuple[DeviceSpec, ...]:
-        """The configured devices alone, without what is on them, by id."""
+        """The specifications of the configured devices, by id."""
         return self._scheduler.state.ledger.devices()
 
     def pinned(self) -> list[ModelSpec]:
@@ -419,22 +419,22 @@ class ReadDoor:
         return Forecast(None, "") if found is None else forecast(state, found, self.clock())
 
     def what_if(self, spec: ModelSpec) -> Plan:
-        """The plan for loading this model now: which models would have to go, and where it would fit."""
+        """The plan for loading this model now: the models to evict, and the devices for it."""
         return what_if(self._scheduler.state, self.clock(), spec)
 
     def queue(self) -> QueueStatus:
-        """The number of requests that wait and that run, and the limits of the queue."""
+        """The numbers of waiting and running requests, and the limits of the queue."""
         state = self._scheduler.state
         limits, waiting, running = state.limits, len(state.queue), len(state.tickets)
         return QueueStatus(waiting, running, state.shutting_down, limits.queue_total, limits.queue_per_model)
 
     def waits(self, model: ModelId | None = None) -> WaitFigures:
-        """How long the requests dispatched lately had waited: of one model, or of all. Costs more than the other reads."""
+        """How long the recently dispatched requests had waited: of one model, or of all. Slower than the other queries."""
         recent, now = self._scheduler.state.queue.recent, self.clock()
         return WaitFigures(recent.mean_s(now, model), recent.p95_s(now, model))
 
     def standings(self, accounts: Sequence[Account]) -> list[Standing]:
-        """How much is left of each limit of these accounts."""
+        """The remaining amount of each limit of these accounts."""
         return self._scheduler.state.admission.accounts.standings(accounts, self.clock())
 
     def over(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
@@ -443,7 +443,7 @@ class ReadDoor:
         return None if reached is None else limit_refusal(ticket, reached)
 
     def limited(self) -> list[Standing]:
-        """Every limit of which some account has used a part."""
+        """The standing of every partly used limit, of all accounts."""
         return self._scheduler.state.admission.accounts.taken(self.clock())
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""A request as the engine knows it: where it goes, or why it can't."""
+"""A request in the engine: its worker, or the reason of its rejection."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
 
 
 class HandedOverError(Exception):
-    """A successor answers this request, to which no byte of an answer was sent yet."""
+    """A successor answers this request, whose client has received no byte of an answer yet."""
 
 
 class Client(Protocol):
-    """The client that waits for the answer of a request."""
+    """The client that waits for the answer to a request."""
 
     def interrupt(self, error: Exception) -> None:
         """End its wait with `error`."""
 
     def read_while_blocked(self) -> int | None:
-        """How many bytes of its connection it has read so far; None unless it holds the answer up now."""
+        """How many bytes of its connection the client has read so far; None unless it blocks the answer now."""
 
 
 @dataclass(slots=True)
 class Ticket:
-    """An admitted request: where to send it, and whether it was cut short."""
+    """A request: the worker to send it to, or its rejection, and whether it was cut."""
 
     id: TicketId
     model: ModelId
@@ -57,8 +57,8 @@ class Ticket:
     upstream: Upstream | None = None
     devices: Devices = ()
     admitted: float = 0.0
-    client: Client | None = None  # waits for the answer; set until that has ended
-    rejection: Reject | None = None  # no exception: that would keep the frames it passes, and they keep the ticket
+    client: Client | None = None  # waits for the answer; set until the answer has ended
+    rejection: Reject | None = None  # not an exception: its traceback would keep frames, and these the ticket
     cut_reason: str | None = None
     waiter: asyncio.Future[None] | None = None
 
@@ -68,12 +68,12 @@ class Ticket:
         return self.admitted - self.arrived
 
     def wake(self) -> None:
-        """Let the caller that waits for the admission go on."""
+        """Wake the caller that waits for the admission."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
     def cut(self, reason: str) -> None:
-        """End the request with an error, since its worker is taken away."""
+        """End the request with an error, because its worker stops."""
         self.cut_reason = reason
         if self.client is not None:
             message = f"The model was stopped before the answer was complete: {reason}."
@@ -82,7 +82,7 @@ class Ticket:
 
 
 def rejection(effect: Reject, name: str) -> LlmuxError:
-    """The error that a client gets for the core's Reject. `name`: the name by which it asked for the model."""
+    """The error for the client, from the core's Reject. `name`: the model's name in the client's request."""
     message = effect.message.replace(MODEL_PLACEHOLDER, name)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(message, code="model_not_found", param="model")
@@ -94,7 +94,7 @@ def rejection(effect: Reject, name: str) -> LlmuxError:
 
 
 def _error_figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
-    """Figures by which a client may decide where to go or when to come again, under the names that clients look for."""
+    """Figures for a client's decision about a retry, under the field names that clients expect."""
     match about:
         case Standing():
             back_s = about.next_s if about.counted is Counted.CONCURRENCY else about.reset_s
@@ -108,7 +108,7 @@ def _error_figures(about: Standing | QueueLoad | Expected | None) -> dict[str, f
 
 
 def blocking_reads(tickets: Iterable[Ticket], effect: AskClients) -> dict[TicketId, int]:
-    """How many bytes each client has read that holds up its answer by this worker, by ticket."""
+    """By ticket, the bytes read by each client that now blocks an answer of this worker."""
     running = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (effect.model, effect.generation))
     read = {ticket.id: ticket.client.read_while_blocked() for ticket in running if ticket.client is not None}
     return {ticket: count for ticket, count in read.items() if count is not None}

@@ -1,8 +1,8 @@
-"""The waits of queued requests: what each has waited for, and for how long, part by part.
+"""The waits of queued requests: the reasons of each wait, and the time for each reason.
 
-After each event `Waits` looks at the models with queued requests. A model has a chain of phases, a new one whenever the
-thing that it waits for changes. A request's wait begins at the phase of its arrival and ends at its admission, so in
-between nothing has to be done for each request.
+After each event `Waits` checks the models with queued requests. A model has a linked list of phases; each change of its wait
+reason adds one. A request's wait begins at the phase of its arrival and ends at its admission, so no work is needed for each
+request in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor.core.admission.waiting import WaitKind, WaitReason, wait_reason
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import ModelId
 
-MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
+MOST_PARTS: Final = 32  # of one wait; if there are more, parts with equal reasons are added up
 
 WaitSegment = tuple[WaitReason, float]
 """A part of a wait: the reason, and how many seconds it took."""
@@ -27,7 +27,7 @@ _QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
 class _Phase:
     reason: WaitReason
     since: float
-    next: _Phase | None = None  # the phase after it; None: it goes on
+    next: _Phase | None = None  # the following phase; None: this one continues
 
 
 class WaitTrace:
@@ -38,8 +38,8 @@ class WaitTrace:
     def __init__(self, model: ModelId, since: float, phase: _Phase) -> None:
         self.model = model
         self.since = since
-        self.until: float | None = None  # set iff it is over
-        self._phase: _Phase | None = phase  # at its arrival; set until it is over
+        self.until: float | None = None  # set iff the wait has ended
+        self._phase: _Phase | None = phase  # the phase at its arrival; None after the wait
         self._parts: tuple[WaitSegment, ...] = ()
 
     @classmethod
@@ -50,7 +50,7 @@ class WaitTrace:
         return wait
 
     def end(self, now: float) -> None:
-        """The wait is over: keep its parts, and drop its phases."""
+        """End the wait: keep its parts, and drop its phases."""
         self._parts, self.until, self._phase = _merge_segments(self._segments(now)), now, None
 
     def parts(self, now: float) -> tuple[WaitSegment, ...]:
@@ -81,7 +81,7 @@ class Waits:
         self._current: dict[ModelId, _Phase] = {}
 
     def look(self, state: SchedulerState, now: float) -> None:
-        """Begin a new phase for each model whose reason to wait has changed. Costs nothing while nobody waits."""
+        """Begin a new phase for each model whose wait reason has changed. Costs nothing while no request waits."""
         waiting = state.queue.models()
         if not waiting and not self._current:
             return
@@ -97,7 +97,7 @@ class Waits:
             self._current[name] = phase
 
     def begin(self, model: ModelId, since: float) -> WaitTrace:
-        """Begin the wait of a request that was queued for this model."""
+        """Begin the wait of a request that is queued for this model."""
         return WaitTrace(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
 
 

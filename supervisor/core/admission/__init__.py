@@ -1,1 +1,1 @@
-"""Admission: who is served next, who waits, who is refused."""
+"""Admission: the order of requests, and which of them are dispatched, queued or rejected."""

@@ -1,4 +1,4 @@
-"""Dispatch: giving queued requests to workers, rejecting them, and keeping a worker loaded for further ones."""
+"""Dispatch: sends queued requests to workers, rejects them, and keeps a worker loaded for later ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from supervisor.core.types import ModelId, RejectCode, TicketId, WorkerState
 from supervisor.core.workers.lifecycle import Trigger, advance
 
 MOST_PREFIXES = 4096
-"""How many conversations of a model are remembered, each with its replica."""
+"""Maximum number of remembered conversations of a model, each with its replica."""
 
 
 def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
-    """Send queued requests to the worker, as many as it takes and its state allows. Was there at least one?"""
+    """Send queued requests to the worker, as many as its state and limits allow. Returns whether any was sent."""
     served = False
     while (
         model.state is WorkerState.READY
@@ -29,7 +29,7 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 
 def serve_heads(state: SchedulerState, step: Step) -> bool:
-    """Dispatch to all workers whose requests share a context: the next request may need less of it. Was there at least one?"""
+    """Dispatch to workers with a shared context: the next request may need less of it. Returns whether any was sent."""
     sharing = [key for key in state.queue.models() if state.models[key].spec.shared_context]
     workers = [worker for key in sharing for worker in state.replicas(state.models[key])]
     return any(dispatch(state, step, worker) for worker in workers)
@@ -54,7 +54,7 @@ def assign(
 
 
 def _remember_replica(model: ModelState, prefix: int, replica: ModelId) -> None:
-    """Remember the replica at which the conversation with this prefix goes on."""
+    """Remember the replica of the conversation with this prefix."""
     model.prefixes[prefix] = replica
     model.prefixes.move_to_end(prefix)
     if len(model.prefixes) > MOST_PREFIXES:
@@ -62,7 +62,7 @@ def _remember_replica(model: ModelState, prefix: int, replica: ModelId) -> None:
 
 
 def _count_overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
-    """Count a later request that the model was given while `waiter` waits for its memory; the claim is judged anew."""
+    """Count a later request that the model got while `waiter` waits for its memory; the claim is checked again."""
     waiting_since = (state.queue.oldest(state.models[waiter].queue_key), state.models[waiter].asked_at)
     if arrived_at > min((since for since in waiting_since if since is not None), default=math.inf):
         model.overtakes += 1
@@ -78,7 +78,7 @@ def reject_all(
     *,
     retry_after_s: float | None = None,
 ) -> None:
-    """Reject every queued request that only this model could serve, and forget who else wants the model."""
+    """Reject every queued request that only this model could serve, and drop the model's load intent."""
     if state.waiting_for(model):
         for waiting in state.queue.clear(model.queue_key):
             step.emit(Reject(waiting.ticket, code, message, retry_after_s))
@@ -86,20 +86,20 @@ def reject_all(
 
 
 def resume(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
-    """End the worker's drain: it serves again, also those who asked for the model meanwhile."""
+    """End the worker's drain: it serves again, including requests that arrived meanwhile."""
     advance(model, Trigger.RESUME, step.now, reason)
     keep_loaded(state, step, model)
 
 
 def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Let a ready worker serve on, whose memory no other model claims any more."""
+    """Let a ready worker whose memory is no longer claimed continue to serve."""
     model.load_intent = None
     dispatch(state, step, model)
     arm_keep_alive(state, model, step.now)
 
 
 def arm_keep_alive(state: SchedulerState, model: ModelState, now: float) -> None:
-    """Set the timer that ends an idle worker when its keep-alive is over. A model has one such timer at a time."""
+    """Set the timer that stops an idle worker at the end of its keep-alive. A model has one such timer at a time."""
     if model.state is not WorkerState.READY or model.in_flight:
         return
     at = state.keep_loaded_until(model, now)

@@ -1,9 +1,9 @@
 """Fair shares between the tenants of one class, counted in worker-seconds.
 
-Each tenant has a counter for each class. It grows by what the tenant's requests take of the workers: a second of a worker
-that answers three requests is a third for each. Whoever has the smallest counter goes first. A request is charged what
-requests of its model usually take when a worker gets it, and the difference when it ends. Who comes back after a pause
-starts at least where the one stands that was served last: nobody saves up, and nobody pays for an idle machine.
+Each tenant has a counter for each class. It grows by the worker time of the tenant's requests: one second of a worker with
+three running requests counts a third for each. The tenant with the smallest counter is served first. At dispatch a request
+is charged the usual time of its model's requests, and at its end the difference. A tenant that returns after a pause starts
+at least at the counter of the tenant served last: so nobody saves credit, and nobody pays for an idle machine.
 
 Source: virtual token counters (Sheng et al., Fairness in Serving Large Language Models, 2024), with worker-seconds as the
 service, because models of very different speed share one machine.
@@ -19,13 +19,13 @@ from supervisor.core.demand import Demand
 from supervisor.core.types import ModelId, TicketId
 
 FIRST_GUESS_S: Final = 1.0
-"""What a request of a model is expected to take before one has ended."""
+"""Expected worker-seconds of a model's request before the first one has ended."""
 
 LEARN: Final = 0.1
-"""How much the last request counts in what is usual."""
+"""Weight of the last request in the moving average."""
 
 MOST_KEPT: Final = 1024
-"""So many counters are kept at least, if tenants without open requests stand ahead of others."""
+"""Minimum number of kept counters of tenants that are ahead of others without open requests."""
 
 Share = tuple[int, str]
 """A class and a tenant of it."""
@@ -33,14 +33,14 @@ Share = tuple[int, str]
 
 @dataclass(slots=True)
 class _Clock:
-    """A worker's clock: the worker-seconds of a request that was there all the time since the clock began."""
+    """A worker's clock: the worker-seconds of a request that has run since the clock began."""
 
     share_s: float = 0.0
     at: float = 0.0
     running: int = 0
 
     def run(self, now: float, change: int) -> float:
-        """Go on until `now`; from then on there are `change` more requests. Returns the share."""
+        """Advance to `now`; from then on `change` more requests run. Returns the share."""
         if self.running:
             self.share_s += (now - self.at) / self.running
         self.at = now
@@ -63,7 +63,7 @@ class FairShares:
     def __init__(self) -> None:
         self._taken: dict[Share, float] = {}
         self._open: dict[int, dict[str, int]] = {}  # by class and tenant: queued and running requests; no zeros
-        self._last: dict[int, float] = {}  # by class: where the one stood that was served last
+        self._last: dict[int, float] = {}  # by class: the counter of the tenant served last
         self._running: dict[TicketId, _Charge] = {}
         self._clocks: dict[ModelId, _Clock] = {}
         self._usual_s: dict[ModelId, float] = {}
@@ -71,11 +71,11 @@ class FairShares:
         self.version = 0  # grows whenever a counter changes
 
     def taken_s(self, demand: Demand) -> float:
-        """The counter of the demand's tenant, in worker-seconds by weight."""
+        """The counter of the demand's tenant, in worker-seconds divided by weight."""
         return self._taken.get((demand.priority, demand.tenant), 0.0)
 
     def ahead_s(self, demand: Demand) -> float:
-        """How much more the demand's tenant has had than the one that has had least, of its class and with open requests."""
+        """How far the tenant's counter exceeds the smallest one of its class, among tenants with open requests."""
         open_ = self._open.get(demand.priority)
         if not open_ or (len(open_) == 1 and demand.tenant in open_):
             return 0.0
@@ -83,7 +83,7 @@ class FairShares:
         return max(0.0, self.taken_s(demand) - least_s)
 
     def arrived(self, demand: Demand) -> None:
-        """A request is queued, or about to begin."""
+        """A request is queued, or is dispatched at once."""
         share = (demand.priority, demand.tenant)
         open_ = self._open.setdefault(demand.priority, {})
         count = open_.get(demand.tenant, 0)
@@ -137,7 +137,7 @@ class FairShares:
         if not open_:
             del self._open[priority]
         if self._taken[share] <= self._last.get(share[0], 0.0):
-            del self._taken[share]  # it would start there again
+            del self._taken[share]  # a new counter would start there as well
         elif len(self._taken) > self._room:
             idle = sorted(
                 (taken, key) for key, taken in self._taken.items() if key[1] not in self._open.get(key[0], ())
@@ -147,7 +147,7 @@ class FairShares:
             self._room = max(MOST_KEPT, 2 * len(self._taken))
 
     def check(self) -> None:
-        """Assert the laws: whoever has open requests has a counter, and workers' clocks count their requests."""
+        """Assert the invariants: tenants with open requests have a counter, and workers' clocks count their requests."""
         open_ = {(priority, tenant): count for priority, by in self._open.items() for tenant, count in by.items()}
         assert open_.keys() <= self._taken.keys()
         assert all(count > 0 for count in open_.values())

@@ -1,12 +1,12 @@
 """Limits of tenants: requests and tokens over time, and requests at once.
 
-Each rate is a bucket: it holds `count` and fills evenly, all of it in `period_s`. A request takes one from the first when
-it is admitted; its tokens are taken from the second when it ends, because nobody knows them before, and may leave that one
-in debt. So within any time T no more than `count + T * count / period_s` requests are admitted, and a tenant that asks no
-faster than that is never refused.
+Each rate is a token bucket: it holds `count` and refills evenly within `period_s`. An admitted request takes one from the
+request bucket; at its end its tokens are taken from the token bucket, since their number is unknown before, and may leave
+this bucket in debt. So within any time T at most `count + T * count / period_s` requests are admitted, and a tenant that
+sends no faster is never rejected.
 
-A request that is refused, for whatever reason, takes nothing, and gets back what it took if it is refused later. A bucket
-that is full again is forgotten, and so are the fullest ones when clients make up names: memory is bounded.
+A rejected request takes nothing; if it is rejected after admission, its charge is returned. Full buckets are forgotten, and
+when clients invent names, the fullest buckets too: memory is bounded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final
 from supervisor.core.types import TicketId
 
 MOST_KEPT: Final = 1024
-"""So many accounts are remembered, and those with open requests. Beyond, the ones that have taken most are kept."""
+"""Number of remembered accounts besides those with open requests. Accounts with the most use are kept."""
 
 PLACE_S: Final = 1.0
-"""When to try again where too many requests are open: nobody knows when one ends."""
+"""Retry time when too many requests are open: the end of a request is unknown."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
-"""How often a refusal is a decision for `llmux why`, for each account."""
+"""Minimum time between recorded refusals (for `llmux why`) of an account."""
 
 _ROUNDING: Final = 1e-6  # of one unit: sums of fractions
 _PERIODS: Final = {1.0: "second", 60.0: "minute", 3600.0: "hour"}
@@ -36,7 +36,7 @@ _UNITS: Final = {1.0: "s", 60.0: "min", 3600.0: "h"}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many in so many seconds; all of them may come at once."""
+    """`count` per `period_s` seconds; all may come at once."""
 
     count: int
     period_s: float = 60.0
@@ -68,7 +68,7 @@ NO_LIMITS: Final = TenantLimits()
 class Account:
     """An account that is charged for a request, and its limits. Equal names are one account, whatever the limits."""
 
-    name: str  # for people as well: "tenant alice"
+    name: str  # also shown to people: "tenant alice"
     limits: TenantLimits
 
 
@@ -87,17 +87,17 @@ class Standing:
     account: str
     counted: Counted
     limit: int
-    period_s: float  # 0: the limit is no rate
+    period_s: float  # 0: the limit isn't a rate
     remaining: int
-    next_s: float  # until one more is admitted, if nothing is asked until then; 0: at once
-    reset_s: float  # until all of it is there again, as well; 0 of a limit that is no rate, since nobody knows
+    next_s: float  # until one more is admitted, without other requests until then; 0: at once
+    reset_s: float  # until the limit is fully available, likewise; 0 for a limit that isn't a rate: unknown
 
     @property
     def is_reached(self) -> bool:
         return self.remaining < 1
 
     def description(self) -> str:
-        """Which limit it is: "100 requests per minute"."""
+        """The limit as text: "100 requests per minute"."""
         what = "tokens" if self.counted is Counted.TOKENS else "requests"
         counted = f"{self.limit} {what[:-1] if self.limit == 1 else what}"
         if self.counted is Counted.CONCURRENCY:
@@ -107,7 +107,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Usage:
-    """The use of an account. `requests` and `tokens` are as of `at`, and shrink as their buckets fill."""
+    """The use of an account. `requests` and `tokens` are as of `at`, and shrink as their buckets refill."""
 
     limits: TenantLimits  # as they were at its last request
     at: float
@@ -117,7 +117,7 @@ class _Usage:
     logged_at: float = -math.inf
 
     def settle(self, now: float) -> None:
-        """Let its buckets fill until `now`."""
+        """Refill the account's buckets until `now`."""
         passed_s, self.at = max(0.0, now - self.at), now
         self.requests = _use_after(self.requests, self.limits.requests, passed_s)
         self.tokens = _use_after(self.tokens, self.limits.tokens, passed_s)
@@ -138,23 +138,23 @@ class Accounts:
 
     def __init__(self) -> None:
         self._usages: dict[str, _Usage] = {}
-        self._open: dict[TicketId, tuple[str, ...]] = {}  # the admitted tickets, until they end: who pays
+        self._open: dict[TicketId, tuple[str, ...]] = {}  # admitted tickets, until they end → charged accounts
         self._room = MOST_KEPT
 
     def __len__(self) -> int:
         return len(self._usages)
 
     def reached(self, accounts: Sequence[Account], now: float) -> Standing | None:
-        """The limit that one more request would exceed, of several the one that lasts longest; None: it may come."""
+        """The limit that one more request would exceed; of several, the one with the longest wait. None: no limit."""
         reached = [standing for standing in self.standings(accounts, now) if standing.is_reached]
         return max(reached, key=lambda standing: standing.next_s, default=None)
 
     def standings(self, accounts: Sequence[Account], now: float) -> list[Standing]:
-        """Every limit of these accounts. Changes nothing."""
+        """The standing of every limit of these accounts. Changes nothing."""
         return [standing for account in accounts for standing in self._account_standings(account, now)]
 
     def taken(self, now: float) -> list[Standing]:
-        """Every limit of which a part is used, by account."""
+        """The standing of every partly used limit, by account."""
         known = (Account(name, usage.limits) for name, usage in sorted(self._usages.items()))
         return [standing for standing in self.standings([*known], now) if standing.remaining < standing.limit]
 
@@ -188,17 +188,17 @@ class Accounts:
         self._open[ticket] = tuple(account.name for account in accounts)
 
     def finished(self, ticket: TicketId, tokens: int, now: float) -> None:
-        """End a ticket that took so many tokens."""
+        """End a ticket whose answer took `tokens`."""
         for usage in self._close_ticket(ticket, now):
             usage.tokens += tokens
 
     def refused(self, ticket: TicketId, now: float) -> None:
-        """End a ticket that got no answer from a worker, and give back its charge. Harmless for one that was never admitted."""
+        """End a ticket without an answer from a worker, and return its charge. Does nothing for a ticket never admitted."""
         for usage in self._close_ticket(ticket, now):
             usage.requests = max(0.0, usage.requests - 1)
 
     def may_log(self, name: str, now: float) -> bool:
-        """Is a refusal of this account worth a decision? Not each, or a client in a loop would crowd out all others."""
+        """Whether to record a refusal of this account. Not each one: a client in a loop would displace all other decisions."""
         usage = self._usages.get(name)
         if usage is None or now < usage.logged_at + REFUSAL_LOG_INTERVAL_S:
             return False
@@ -213,7 +213,7 @@ class Accounts:
         return usages
 
     def _forget_idle_accounts(self, now: float) -> None:
-        """Make room for one more. Rare: at least half of what is kept goes, unless it has open requests."""
+        """Make room for one more account. Rare: at least half of the accounts without open requests are dropped."""
         if len(self._usages) < self._room:
             return
         idle = sorted((usage.full_at, name) for name, usage in self._usages.items() if not usage.open)
@@ -224,7 +224,7 @@ class Accounts:
         self._room = max(MOST_KEPT, 2 * len(self._usages))
 
     def check(self) -> None:
-        """Assert the laws: requests are counted where they were charged, and nothing is negative."""
+        """Assert the invariants: requests are counted where they were charged, and no count is negative."""
         charged = Counter(name for names in self._open.values() for name in names)
         assert charged.keys() <= self._usages.keys()
         for name, usage in self._usages.items():

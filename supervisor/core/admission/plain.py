@@ -1,6 +1,6 @@
-"""The plain case of an event, which is nearly every one: a ready worker takes a request, or has answered one, and nobody waits.
+"""A fast path for the most frequent events: a ready worker takes or completes a request, and no request or model waits.
 
-It does what the long way of `scheduler` does, whose other steps find nothing to do then. A test compares both ways.
+It has the same result as the full path in `scheduler`, whose other steps would do nothing here. A test compares both paths.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from supervisor.core.state import SchedulerState
 from supervisor.core.types import WorkerState
 
 LEAST_KEEP_ALIVE_S = 0.001
-"""With a shorter one a timer may be due at once."""
+"""With a shorter keep-alive a timer may be due at once."""
 
 
 def handle_if_plain(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
-    """Handle the event if it is a plain one. Returns its effects; None: it isn't plain, and nothing was changed."""
+    """Handle the event if it is a plain case. Returns its effects; None: not plain, and nothing was changed."""
     if type(event) is RequestArrived:
         return _dispatch_if_plain(state, event, now)
     return _finish_if_plain(state, event, now) if type(event) is RequestFinished else None
 
 
 def _is_at_rest(state: SchedulerState, now: float) -> bool:
-    """Does nobody wait, and is no timer due? Such a state needs no other check: a shutdown, for one, leaves no worker READY."""
+    """Whether no request or model waits, and no timer is due. This is enough: e.g. a shutdown leaves no worker READY."""
     timers = state.timers
     return not ((timers and timers[0][0] <= now) or state.wanted or state.queue or not state.ledger.is_at_rest())
 
 
 def _is_alone(state: SchedulerState, model: ModelState) -> bool:
-    """Is the model ready, and without replicas?"""
+    """Whether the model is ready and has no replicas."""
     return model.life.state is WorkerState.READY and model.spec.replica_of is None and model.id not in state.groups
 
 

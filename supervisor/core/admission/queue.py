@@ -1,8 +1,8 @@
 """The admission queue: requests that wait for a worker of their model.
 
-The requests of one class and tenant stand in one line, by the policy's rank, then first in, first out. Of the heads of these
-lines the policy chooses who is served next. A long queue makes no decision slower: each line is a heap, and entries that left
-in between are skipped when they surface.
+The requests of one class and tenant form a group, ordered by the policy's rank, then first in, first out. The policy chooses
+the next request among the heads of these groups. A long queue makes no decision slower: each group is a heap, and entries of
+removed requests are skipped when they reach its top.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.core.types import ModelId, TicketId
 
 MOST_WAITS: Final = 512
 LATELY_S: Final = 300.0
-"""`RecentWaits` remembers at most so many waits, and of so many seconds."""
+"""Maximum number and age of the waits that `RecentWaits` remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Waiting:
     demand: Demand
     arrived_at: float
     seq: int
-    ahead_s: float  # how much more its tenant had had than others when it arrived
+    ahead_s: float  # `FairShares.ahead_s` of its tenant at arrival
 
     @property
     def until(self) -> float:
-        """When its own budget is over; infinity when it has none."""
+        """When the request's own budget is over; infinity without a budget."""
         return math.inf if self.demand.budget_s is None else self.arrived_at + self.demand.budget_s
 
 
 Group = tuple[int, str]
-"""Requests of one class and tenant."""
+"""A class and a tenant."""
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class _ModelQueue:
         default_factory=dict
     )  # in order of arrival; none is empty
     groups: dict[Group, list[tuple[Rank, int, TicketId]]] = field(default_factory=dict)  # heaps; each has a live entry
-    counts: dict[Group, int] = field(default_factory=dict)  # of the live ones
-    head: TicketId | None = None  # who is served next; set iff nothing has changed since that was found
-    version: int = -1  # of the fair shares when it was
+    counts: dict[Group, int] = field(default_factory=dict)  # live entries
+    head: TicketId | None = None  # the next request; set iff nothing has changed since it was chosen
+    version: int = -1  # of the fair shares at that time
 
     def __len__(self) -> int:
         return sum(len(arrivals) for arrivals in self.classes.values())
 
     def tickets(self) -> list[TicketId]:
-        """All of them, in order of arrival."""
+        """All queued tickets, in order of arrival."""
         everybody = [waiting for arrivals in self.classes.values() for waiting in arrivals.values()]
         return [waiting.ticket for waiting in sorted(everybody, key=lambda waiting: waiting.seq)]
 
@@ -93,7 +93,7 @@ class _ModelQueue:
         return (self.classes[group[0]][heap[0][2]] for group, heap in self.groups.items())
 
     def _drop_dead_entries(self, group: Group) -> None:
-        """Drop from the top of the heap those that left, and all of them when they pile up."""
+        """Drop dead entries from the top of the heap, and all dead entries when they accumulate."""
         heap, arrivals = self.groups[group], self.classes[group[0]]
         if len(heap) > 2 * self.counts[group] + 8:
             heap[:] = [entry for entry in heap if self._is_live(entry, arrivals)]
@@ -114,7 +114,9 @@ class AdmissionQueue:
         self._admission = admission or AdmissionPolicy()
         self._arrivals: OrderedDict[TicketId, Waiting] = OrderedDict()
         self._queues: dict[ModelId, _ModelQueue] = {}
-        self._budgets: list[tuple[float, int, TicketId]] = []  # a heap of those with a budget, and some that left
+        self._budgets: list[
+            tuple[float, int, TicketId]
+        ] = []  # a heap of requests with a budget; may contain removed ones
         self._seq = 0
         self.recent = RecentWaits()
 
@@ -136,7 +138,7 @@ class AdmissionQueue:
     ) -> str | None:
         """Queue the request and return None, or return why the queue is full. `now` must not go backwards between calls.
 
-        `most`: how many requests may wait for the model; None: as many as the limits say.
+        `most`: the model's own limit of waiting requests; None: the general limit.
         """
         assert ticket not in self._arrivals, f"{ticket} is queued already"
         full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals), most)
@@ -152,14 +154,14 @@ class AdmissionQueue:
         return None
 
     def pop(self, model_id: ModelId) -> Waiting | None:
-        """Take the model's next request, for a worker; None when nobody waits for it."""
+        """Take the model's next request, for a worker; None when no request waits."""
         waiting = self.peek(model_id)
         if waiting is not None:
             self._take_out(waiting)
         return waiting
 
     def peek(self, model_id: ModelId) -> Waiting | None:
-        """The model's next request, left where it is."""
+        """The model's next request, without removing it; None when no request waits."""
         line = self._queues.get(model_id)
         if line is None:
             return None
@@ -197,14 +199,14 @@ class AdmissionQueue:
         return 0 if line is None else len(line)
 
     def ahead(self, model_id: ModelId, demand: Demand) -> int:
-        """How many requests wait for the model whose class is no lower than that of `demand`."""
+        """How many requests of the same or a higher class than `demand` wait for the model."""
         line = self._queues.get(model_id)
         if line is None:
             return 0
         return sum(len(arrivals) for priority, arrivals in line.classes.items() if priority <= demand.priority)
 
     def load(self, model_id: ModelId, now: float) -> QueueLoad:
-        """The queue as a refused client learns it: the model's, or the whole queue if that is what is full."""
+        """The queue load for a refused client: of the whole queue if that is full, else of the model's queue."""
         if len(self._arrivals) >= self._admission.limits.queue_total:
             return QueueLoad(len(self._arrivals), self.recent.mean_s(now))
         return QueueLoad(self.count(model_id), self.recent.mean_s(now, model_id))
@@ -214,7 +216,7 @@ class AdmissionQueue:
         return self._queues.keys()
 
     def oldest(self, model_id: ModelId) -> float | None:
-        """When the request arrived that has waited longest for the model, whatever its rank; None when none waits."""
+        """Arrival time of the model's longest waiting request, whatever its rank; None when no request waits."""
         return min((waiting.arrived_at for waiting in self.oldest_of_classes(model_id)), default=None)
 
     def oldest_of_classes(self, model_id: ModelId) -> list[Waiting]:
@@ -228,7 +230,7 @@ class AdmissionQueue:
         return NORMAL if line is None else min(line.classes)
 
     def deadline(self) -> float:
-        """When the next request will have waited too long, or its budget will be over; infinity when none waits."""
+        """When the next request will have waited too long, or its budget will be over; infinity when no request waits."""
         return min(self._next_timeout(), self._next_budget())
 
     def expired(self, now: float) -> list[Waiting]:
@@ -251,7 +253,7 @@ class AdmissionQueue:
         return self._admission.gives_up_at(next(iter(self._arrivals.values())).arrived_at)
 
     def _next_budget(self) -> float:
-        """When the next budget is over. Drops requests that left from the top of the heap."""
+        """When the next budget is over. Drops removed requests from the top of the heap."""
         while self._budgets:
             until, seq, ticket = self._budgets[0]
             waiting = self._arrivals.get(ticket)
@@ -261,14 +263,14 @@ class AdmissionQueue:
         return math.inf
 
     def _compact_budgets(self) -> None:
-        """As a line's heap: entries that left must not pile up behind a distant one."""
+        """Drop entries of removed requests, which would otherwise accumulate below a live entry."""
         if len(self._budgets) > 2 * len(self._arrivals) + 8:
             live = {waiting.seq for waiting in self._arrivals.values()}
             self._budgets = [entry for entry in self._budgets if entry[1] in live]
             heapq.heapify(self._budgets)
 
     def check(self) -> None:
-        """Assert the laws: both views hold the same tickets, orders agree, heaps are bounded."""
+        """Assert the invariants: both views hold the same tickets, orders agree, heaps are bounded."""
         in_lines = {ticket for line in self._queues.values() for ticket in line.tickets()}
         assert in_lines == set(self._arrivals)
         for line in self._queues.values():
@@ -291,7 +293,7 @@ class AdmissionQueue:
 
 
 class RecentWaits:
-    """How long the requests dispatched lately had waited, those that found a free worker included.
+    """How long the recently dispatched requests had waited, including those that found a free worker.
 
     For people and clients: the error of a full queue, and the admin API.
     """
@@ -304,12 +306,12 @@ class RecentWaits:
         self._waits.append((now, model, waited_s))
 
     def mean_s(self, now: float, model: ModelId | None = None) -> float | None:
-        """The mean wait of one model's requests, or of all; None: none was dispatched lately."""
+        """The mean wait of one model's requests, or of all; None: none was dispatched recently."""
         waits = self._recent_waits(now, model)
         return sum(waits) / len(waits) if waits else None
 
     def p95_s(self, now: float, model: ModelId | None = None) -> float | None:
-        """The 95th percentile of the waits of one model's requests, or of all; None: none was dispatched lately."""
+        """The 95th percentile of the waits of one model's requests, or of all; None: none was dispatched recently."""
         waits = sorted(self._recent_waits(now, model))
         return waits[math.ceil(0.95 * len(waits)) - 1] if waits else None
 

@@ -1,10 +1,10 @@
-"""A request's way through the scheduler, by the numbers of `scheduler`: refused, dispatched, queued, finished.
+"""The steps of a request in the scheduler, numbered as in `scheduler`: refused, dispatched, queued, finished.
 
-A request with a budget is refused at once if its answer can't come in time. The expectation counts what was measured and
-nothing else: the rest of the model's load, the turns of the requests before this one, and the answer itself, by the 99th
-percentile of such answers. What was never measured counts nothing, so a request is refused only for a reason, and a first
-one never. Not foreseen are the turns of other models, requests of a higher class that are still to come, and crashes: a
-request that these hold up until its budget is over is refused then (`expire`).
+A request with a budget is refused at once if its answer can't come in time. The expected time includes only measured values:
+the rest of the model's load, the answers to earlier requests, and the request's own answer, by the 99th percentile of such
+answers. Unmeasured times count as zero, so a request is refused only for a known reason, and a first request never. Loads of
+other models, future requests of a higher class, and crashes are not included: a request that these delay beyond its budget
+is refused at that time (`expire`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
 
 
 def _refused_by_limit(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
-    """Refuse the request if one of its accounts has reached a limit. Was it refused?"""
+    """Refuse the request if one of its accounts has reached a limit. Returns whether it was refused."""
     accounts = state.admission.accounts
     reached = accounts.reached(event.demand.accounts, step.now)
     if reached is None:
@@ -98,7 +98,7 @@ def _refused_by_limit(state: SchedulerState, step: Step, event: RequestArrived) 
 
 
 def limit_refusal(ticket: TicketId, reached: Standing) -> Reject:
-    """The rejection of a request whose account has reached this limit."""
+    """The rejection of a request over this limit."""
     retry_after_s = max(1.0, math.ceil(reached.next_s))
     message = f"{_limit_message(reached)} Try again in {seconds(retry_after_s)}."
     return Reject(ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached)
@@ -109,13 +109,13 @@ def _limit_message(reached: Standing) -> str:
 
 
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
-    """4. The request is over: its worker has a free place, or one fewer waits for its model."""
+    """4. The request has ended: its worker has a free place, or its model's queue is shorter."""
     if event.served:
         state.admission.accounts.finished(event.ticket, event.tokens, step.now)
     else:
         state.admission.accounts.refused(event.ticket, step.now)
     model_id = state.tickets.pop(event.ticket, None)
-    if model_id is None:  # it was still queued, or its worker is gone already
+    if model_id is None:  # the request was still queued, or its worker has already ended
         waiting = state.queue.remove(event.ticket)
         if waiting is not None:
             _waiter_left(state, step, state.models[waiting.model])
@@ -135,14 +135,14 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     state.touch(model)
     arm_keep_alive(state, model, step.now)
     drain = model.drain
-    if drain is not None:  # else a waiter that needs several to go might never find all of them idle
+    if drain is not None:  # else a waiter with several victims might never find all of them idle
         stop_now(state, step, model, drain.cause, stop_reason(model, drain))
         if not drain.is_ordered:
             step.decide("evicted", model.id, f"makes room for {model.claimed_by}")
 
 
 def expire(state: SchedulerState, step: Step) -> None:
-    """Refuse the requests that have waited too long."""
+    """Reject the requests that have waited too long or whose budget is over."""
     waited = state.limits.queue_wait_s
     for waiting in state.queue.expired(step.now):
         model = state.models[waiting.model]
@@ -159,7 +159,7 @@ def expire(state: SchedulerState, step: Step) -> None:
 
 
 def _waiter_left(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """One request fewer waits for the model. Cancel a load that nobody wants now, unless most of it is done."""
+    """Update a model whose queue lost a request. Cancel an unwanted load, unless most of it is done."""
     if model.has_worker and state.queue.count(model.id) == 0:
         state.touch(model)
     state.update_wanted(model)
@@ -177,7 +177,7 @@ def _waiter_left(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def _refused_by_budget(state: SchedulerState, step: Step, model: ModelState, event: RequestArrived) -> bool:
-    """Refuse the request if its answer can't come within its budget, instead of failing late. Was it refused?"""
+    """Refuse the request if its answer can't come within its budget. Returns whether it was refused."""
     budget_s = event.demand.budget_s
     if budget_s is None:
         return False
@@ -199,12 +199,12 @@ def _expected_text(needed: Expected) -> str:
 
 
 def _duration_text(time_s: float) -> str:
-    """A time that a reader compares with another one."""
+    """A duration with the precision needed for comparisons."""
     return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2g} s"
 
 
 def _expected_times(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:
-    """How long a request that arrives now is expected to take, by what was measured."""
+    """The expected times of a request that arrives now, by measured values."""
     answers = demand.answers
     if answers is None:
         return Expected(_load_s(state, model, now))
@@ -216,7 +216,7 @@ def _expected_times(state: SchedulerState, model: ModelState, demand: Demand, no
 
 
 def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
-    """Seconds until the model is loaded, by the time that its last load took: of the replica that is ready first."""
+    """Seconds until the model's first replica is ready, by the duration of its last load."""
     if model.queue_key in state.groups:
         coming = [each for each in state.replicas(model) if each.serves or each.state is WorkerState.DRAINING]
         return min(

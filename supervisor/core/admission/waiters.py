@@ -1,7 +1,7 @@
-"""The waiters: the wanted models in the order in which they are planned, and the place that each is to get.
+"""The waiters: the wanted models in the order in which they are planned, each with its planned place.
 
-A model stays where its last plan put it until something there changes, so an event costs as much as it changes, however
-many wait. `placement` makes the plans; this keeps them, with an index by device and one by the models that have to go.
+A model keeps the place of its last plan until something there changes, so an event costs as much as it changes, however many
+models wait. `placement` makes the plans; this module keeps them, with an index by device and one by victim.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from supervisor.core.types import DeviceId, Devices, ModelId, Parts
 _T = TypeVar("_T")
 
 Key = tuple[Rank, ModelId]
-"""A waiter in the order of plans; the smallest is planned first."""
+"""Sort key of a waiter; the smallest is planned first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiter is to be loaded, by its last plan."""
+    """The devices for a waiter's load, by its last plan."""
 
-    devices: Devices  # it is planned again when something changes there
-    need_mib: Parts = ()  # what is promised to it on each of them; empty: nothing
-    claims: tuple[ModelId, ...] = ()  # the models that have to go for it
-    is_sure: bool = False  # set iff all of these go anyway
+    devices: Devices  # the waiter is planned again when these change
+    need_mib: Parts = ()  # MiB promised to it on each device; empty: nothing
+    claims: tuple[ModelId, ...] = ()  # the models to evict for it
+    is_sure: bool = False  # set iff all of these stop anyway
 
     def promised_on(self, device: DeviceId) -> int:
         """How many MiB of the device are promised to the waiter."""
@@ -44,7 +44,7 @@ class Waiters:
         self._order: list[Key] = []  # sorted
         self._places: dict[ModelId, Place] = {}
         self._placed: dict[DeviceId, list[Key]] = {}  # sorted; none is empty
-        self._claimants: dict[ModelId, list[Key]] = {}  # by who has to go; sorted; none is empty
+        self._claimants: dict[ModelId, list[Key]] = {}  # victim → waiters; sorted; none is empty
         self._unplanned: dict[ModelId, None] = {}
         self._unsettled: dict[ModelId, None] = {}
 
@@ -58,7 +58,7 @@ class Waiters:
         return (model_id for _, model_id in self._order)
 
     def put(self, model_id: ModelId, rank: Rank) -> Devices:
-        """Enter a wanted model. With another rank than before it is planned anew. Returns the devices of the place it lost."""
+        """Add a wanted model. If its rank changed, it is planned again. Returns the devices of the place that it lost."""
         key = (rank, model_id)
         if self._keys.get(model_id) == key:
             return ()
@@ -69,7 +69,7 @@ class Waiters:
         return lost
 
     def remove(self, model_id: ModelId) -> Devices:
-        """Take out a model that isn't wanted any more. Returns the devices of the place it had."""
+        """Remove a model that is no longer wanted. Returns the devices of the place that it had."""
         if model_id not in self._keys:
             return ()
         place = self._places.get(model_id)
@@ -82,7 +82,7 @@ class Waiters:
     # --------------------------------------------------------------------------------------------------------- places
 
     def set_place(self, model_id: ModelId, place: Place | None) -> None:
-        """Give the model this place. The models that it claims, or claimed before, have to be settled."""
+        """Set the model's place. Victims that it claims, or claimed before, become unsettled."""
         key, before = self._keys[model_id], self._places.pop(model_id, None)
         if before is not None:
             for device in before.devices:
@@ -99,7 +99,7 @@ class Waiters:
                 self._unsettled[victim] = None
 
     def place(self, model_id: ModelId) -> Place | None:
-        """The model's place; None while others come first everywhere."""
+        """The model's place; None while earlier waiters come first everywhere."""
         return self._places.get(model_id)
 
     def placed_on(self, device: DeviceId) -> Sequence[Key]:
@@ -111,11 +111,11 @@ class Waiters:
         return self._claimants.get(victim, ())
 
     def after(self, key: Key | None) -> Iterator[Key]:
-        """The waiters behind `key`, in the order of plans; None: all waiters."""
+        """The waiters after `key`, in the order of plans; None: all waiters."""
         start = 0 if key is None else bisect_right(self._order, key)
         return (self._order[i] for i in range(start, len(self._order)))
 
-    # ---------------------------------------------------------------------------------------------------- what is due
+    # ------------------------------------------------------------------------------------------------ plans and claims
 
     def plan_again(self, model_id: ModelId) -> None:
         """Plan the model in the next round, if it is wanted."""
@@ -133,25 +133,25 @@ class Waiters:
         self.plan_all_again()
 
     def has_unplanned(self) -> bool:
-        """Is a waiter to be planned even where no device has changed?"""
+        """Whether a waiter must be planned even if no device has changed."""
         return bool(self._unplanned)
 
     def take_unplanned(self) -> list[Key]:
-        """The waiters that are to be planned, each reported once."""
+        """Return the waiters to plan, and clear the list."""
         keys = [self._keys[model_id] for model_id in self._unplanned]
         self._unplanned.clear()
         return keys
 
     def key(self, model_id: ModelId) -> Key | None:
-        """The model's place in the order of plans; None when it isn't wanted."""
+        """The model's sort key; None when it isn't wanted."""
         return self._keys.get(model_id)
 
     def settle_again(self, victim: ModelId) -> None:
-        """Look again at the claims on this victim."""
+        """Check the claims on this victim again in the next round."""
         self._unsettled[victim] = None
 
     def take_unsettled(self) -> list[ModelId]:
-        """The models whose claimants may have changed, each reported once."""
+        """Return the models whose claims may have changed, and clear the list."""
         unsettled = list(self._unsettled)
         self._unsettled.clear()
         return unsettled

@@ -1,7 +1,7 @@
-"""Wait reasons and forecasts: why a queued request waits, and for how long still, read from the state after an event.
+"""Wait reasons and forecasts: why a queued request waits, and for how long, by the state after an event.
 
-Both are for people: `llmux why --request`, the admin API, the news in a stream whose model loads. The words complete "it
-waits for …" and don't name the model itself, which clients may know by another name.
+Both are for people: `llmux why --request`, the admin API, load status in a stream. The texts complete "it waits for …" and
+don't name the model itself, which clients may know by another name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from supervisor.core.types import SERVES, ModelId, WorkerState
 class WaitKind(StrEnum):
     """The reason for a part of a wait, in one word."""
 
-    BODY = "body"  # the request's body was still on its way, or was looked at
-    PLACE = "place"  # the worker had all the requests that it gets at once
+    BODY = "body"  # the request's body was being received or checked
+    PLACE = "place"  # the worker had its maximum of concurrent requests
     TURN = "turn"  # other models came first
     DRAIN = "drain"  # running requests had to end before a worker could go
     UNLOAD = "unload"  # a worker ended
@@ -42,22 +42,22 @@ class WaitReason:
 
     kind: WaitKind
     what: str  # completes "it waits for …"
-    others: tuple[ModelId, ...] = ()  # the other models that it is about
+    others: tuple[ModelId, ...] = ()  # the other models in the reason
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """How long a request of a model will wait, by measured times only."""
 
-    eta_s: float | None  # until it is loaded, by its last load; None: nobody knows
-    text: str  # for people; empty where there is nothing to say
+    eta_s: float | None  # until it is loaded, by its last load; None: unknown
+    text: str  # for people; may be empty
 
 
 SHOWN: Final = 3
-"""At most so many models that come first are named."""
+"""Maximum number of earlier models that a reason names."""
 
 _UNTIMED: Final = "first load with these settings, no estimate yet"
-# Made once: it is asked for at the end of each request of a worker that others wait for.
+# A constant, since it is needed at the end of each request while others wait for the worker.
 _PLACE: Final = WaitReason(
     WaitKind.PLACE, "a free place: the model answers as many requests as it may at once, or as its context holds"
 )
@@ -87,7 +87,7 @@ def wait_reason(state: SchedulerState, model: ModelState) -> WaitReason:
 
 
 def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
-    """The replica that serves the model's requests first: a ready one, else one that loads, else the one to be loaded."""
+    """The replica that serves the model's requests first: a ready one, else a loading one, else the one to load."""
     serving = [each for each in state.replicas(model) if each.serves]
     return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.primary_replica(model))
 
@@ -99,7 +99,7 @@ def _own_drain(model: ModelState) -> WaitReason:
 
 
 def _not_loaded_reason(state: SchedulerState, model: ModelState) -> WaitReason:
-    """Why a model without a worker isn't loaded: of several obstacles the one that takes longest."""
+    """Why a model without a worker isn't loaded: of several obstacles the longest one."""
     if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _planned_before(state, model)):
         more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
         return WaitReason(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
@@ -135,7 +135,7 @@ def _not_loaded_reason(state: SchedulerState, model: ModelState) -> WaitReason:
 
 
 def _planned_before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:
-    """The models that are planned before it."""
+    """The models that are planned before this one."""
     return tuple(itertools.takewhile(lambda model_id: model_id != model.id, state.wanted))
 
 
@@ -169,7 +169,7 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
 
 
 def _longest_wait_text(state: SchedulerState, model: ModelState, now: float) -> str:
-    """How long at most until the load may begin, as the beginning of a sentence; empty where that isn't known."""
+    """The maximum time until the load may begin, as the beginning of a sentence; empty if unknown."""
     if model.crashes.retry_at is not None:
         return f"in {_whole_seconds(model.crashes.retry_at - now)}, "
     drains = [

@@ -1,11 +1,12 @@
-"""One device's ledger: the leases on it, what its samples showed, and whether memory is back.
+"""One device's ledger: its leases, the memory in its samples, and whether an ended worker's memory is back.
 
-A lease is RETURNING between the exit of its process and the sample that shows the memory back. Only a sample taken after
-the exit ends it. On a device whose memory is back at the exit any such sample does; on the others it must show the
-memory. What it must show follows from a snapshot taken while the worker surely lived: we hear of an exit only after
-memory has begun to return. If no sample shows it the device is quarantined, and freed when the memory does return.
+A lease is RETURNING between the exit of its process and the sample that shows the memory free. Only a sample taken after
+the exit can end the lease. If the device frees memory before the exit is visible, any such sample is enough; on other
+devices the sample must show the memory. The expected amount comes from a snapshot of the time when the worker surely ran:
+the exit is reported only after memory has begun to return. If no sample shows the memory, the device is quarantined until
+the memory returns.
 
-Figures are cached and recomputed after a change, so a look at a hundred devices costs little.
+Figures are cached and recomputed after a change, so reading a hundred devices costs little.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ Holder = tuple[ModelId, Generation]
 
 TOLERANCE_MIB = 64
 TOLERANCE = 0.1
-"""Memory counts as back when at most this much, or this fraction of it, is missing: contexts and caches vary."""
+"""Memory counts as returned when at most this much, or this fraction, is missing: contexts and caches vary."""
 
 
 class Phase(StrEnum):
-    """Where a lease stands."""
+    """The phase of a lease."""
 
-    STARTING = "starting"  # its worker is loading and may take the whole of it
+    STARTING = "starting"  # its worker is loading and may take all of it
     IN_USE = "held"  # its worker is ready
-    RETURNING = "returning"  # its worker is gone, but no sample has shown the memory back
+    RETURNING = "returning"  # its worker has ended, but no sample shows the memory free
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Memory of one device in the name of one worker."""
+    """Memory of one device, reserved for one worker."""
 
     holder: Holder
     device: DeviceId
@@ -45,23 +46,23 @@ class Lease:
     mib: int
     since: float = -math.inf  # when its worker became ready or exited
     measured_mib: int | None = None  # the last measurement of its worker
-    seen_mib: int | None = None  # the measurement that belongs to the device's last sample
-    is_partner: bool = False  # it is for a process that somebody else runs, who may take all of it at any time
-    is_reported_unused: bool = False  # an operator was told that its worker takes nothing
+    seen_mib: int | None = None  # the measurement at the device's last sample
+    is_partner: bool = False  # for another program's process, which may take all of it at any time
+    is_reported_unused: bool = False  # operators have an alert that its worker takes nothing
 
     @property
     def reserved_mib(self) -> int:
-        """The MiB that count as taken: the lease, or more where the worker grew beyond it."""
+        """The MiB that count as taken: the lease, or the measured use if that is larger."""
         return max(self.mib, self.measured_mib or 0)
 
     @property
     def may_grow(self) -> bool:
-        """May a partner take the rest of it at any time?"""
+        """Whether a partner may take the rest of the lease at any time."""
         return self.is_partner and self.phase is Phase.IN_USE
 
     @property
     def may_grow_unseen(self) -> bool:
-        """Does a partner hold it whose memory can't be measured?"""
+        """Whether a partner with unmeasurable memory holds the lease."""
         return self.may_grow and self.seen_mib is None
 
 
@@ -71,8 +72,8 @@ class MemorySnapshot:
 
     free_mib: int
     seen: Mapping[Holder, int | None]  # of living workers
-    exited: Mapping[Holder, int]  # what each that was gone had before its exit
-    exited_mib: int  # the most that these still held, together
+    exited: Mapping[Holder, int]  # use of each ended worker before its exit
+    exited_mib: int  # upper bound of the memory that ended workers still held together
 
     def of(self, holder: Holder) -> int:
         return self.seen.get(holder) or 0
@@ -80,7 +81,7 @@ class MemorySnapshot:
 
 @dataclass(slots=True)
 class PendingRelease:
-    """Memory that a worker is to return, with the device's snapshot from before its exit, by which its return is recognised."""
+    """Memory that an ended worker should return. The device's snapshot from before the exit shows how much to expect."""
 
     holder: Holder
     before: MemorySnapshot | None
@@ -88,7 +89,7 @@ class PendingRelease:
 
     @classmethod
     def from_snapshots(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
-        """Made from the one of `snapshots`, latest first, that expects least: a later one may show some memory back already."""
+        """Use the snapshot (latest first) that expects the least memory: a later one may already include returned memory."""
         with_it = [snapshot for snapshot in snapshots if snapshot.of(holder)] or snapshots[:1]
         return cls(holder, min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder), default=None))
 
@@ -97,10 +98,12 @@ class PendingRelease:
         return self.before.of(self.holder) if self.before else 0
 
     def is_back(self, device: DeviceLedger, write_off_s: float) -> bool:
-        """Does the device's last sample, which must be newer than the exit, show the memory?"""
+        """Whether the device's last sample, which must be newer than the exit, shows the memory free."""
         if device.spec.returns_at_exit or self.before is None:
             return True
-        if device.leases[self.holder].is_partner:  # nobody knows whether it has ended: what it keeps is used outside
+        if device.leases[
+            self.holder
+        ].is_partner:  # its process may still run: memory that it keeps counts as outside use
             return True
         free_mib = device.free_mib
         assert free_mib is not None
@@ -115,18 +118,18 @@ class PendingRelease:
         return device.spec.total_mib - free_mib <= explained + tolerance
 
     def _growth_mib(self, before: MemorySnapshot, others: Iterable[Lease]) -> int:
-        """How much more the others may use than before the exit; unknown use counts as the most possible."""
+        """How much more memory the other leases may use than before the exit; unknown use counts as the maximum."""
         now = {lease.holder: lease for lease in others}
         growth = 0
         for holder, lease in now.items():
             if holder in before.exited:
-                continue  # it only returns memory
+                continue  # this one only returns memory
             never_measured = lease.seen_mib is None and not lease.is_partner
             if never_measured and holder in before.seen and lease.phase is not Phase.STARTING:
-                continue  # never measured, and nothing makes it grow
+                continue  # never measured, and no reason to grow
             growth += _largest_use_mib(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
-        # Workers that were gone at that snapshot had given back a part of their memory before it.
+        # Workers that had ended before that snapshot had already returned a part of their memory.
         returned = min(before.exited_mib, sum(mib for holder, mib in before.exited.items() if holder not in now))
         return growth - ended - returned
 
@@ -137,14 +140,14 @@ def _largest_use_mib(lease: Lease) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
+    """A device's figures for people, in MiB. `available_mib`: the largest possible new lease."""
 
     id: DeviceId
     total_mib: int
     margin_mib: int
     free_mib: int | None  # at the last sample; None: never sampled
     outside_mib: int | None
-    others_mib: int  # leased by others who share the device
+    others_mib: int  # leased by other coordinators that share the device
     starting_mib: int
     reserved_mib: int
     returning_mib: int
@@ -162,29 +165,29 @@ class DeviceLedger:
     free_mib: int | None = None
     taken_at: float = -math.inf
     stale: bool = False
-    stale_since: float | None = None  # set iff stale and that was noticed
-    lost: str | None = None  # set iff stale and nobody knows whether that ends: why
+    stale_since: float | None = None  # set iff stale and `overdue` has noticed
+    lost: str | None = None  # set iff stale, perhaps for ever: the reason
     outside_mib: int | None = None
-    others_mib: int = 0  # leased by others who share the device
-    before_unseen: tuple[int, int] | None = None  # set iff a partner can't be measured: see `note_unseen`
-    unshared: str | None = None  # set iff that is unknown now: why
+    others_mib: int = 0  # leased by other coordinators that share the device
+    before_unseen: tuple[int, int] | None = None  # set iff a partner's memory can't be measured: see `note_unseen`
+    unshared: str | None = None  # set iff `others_mib` is unknown now: the reason
     leases: dict[Holder, Lease] = field(default_factory=dict)
     snapshots: deque[MemorySnapshot] = field(
         default_factory=lambda: deque(maxlen=2)
     )  # of the last samples, latest first
-    stopping: dict[Holder, MemorySnapshot] = field(default_factory=dict)  # the last one before each was told to stop
+    stopping: dict[Holder, MemorySnapshot] = field(default_factory=dict)  # worker → last snapshot before its stop
     releases: dict[Holder, PendingRelease] = field(default_factory=dict)  # oldest exit first
     quarantine: dict[Holder, str] = field(
         default_factory=dict
-    )  # why nothing new may come ("its worker …"), by the lease that must go first
+    )  # lease that must end → reason why no new leases are allowed ("its worker …")
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
-    summary: DeviceSummary | None = None  # what `snapshots` made of it
+    summary: DeviceSummary | None = None  # computed by `planning.snapshots`
 
-    UNRECORDED: ClassVar = ("cached", "summary")  # made anew when needed
+    UNRECORDED: ClassVar = ("cached", "summary")  # recomputed when needed
 
     def blocked(self, asker: ModelId | None = None) -> str | None:
-        """Why nothing new may be loaded here, however much is free. `asker` is not named."""
+        """Why no new load may start here, however much memory is free; None: it may. The text never names `asker`."""
         if not self.configured:
             return "no longer configured"
         if self.quarantine:
@@ -202,20 +205,20 @@ class DeviceLedger:
         return None
 
     def outage(self) -> RejectCode | None:
-        """The rejection code of requests that could only go here; None unless nobody knows when the device takes models again."""
+        """The rejection code of requests that need this device; None unless it is out of service for an unknown time."""
         if self.quarantine:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
     def is_unsampled(self, lease: Lease) -> bool:
-        """Has no sample shown yet how much the lease's worker takes?"""
+        """Whether no sample has shown yet how much memory the lease's worker takes."""
         return lease.phase is Phase.STARTING or self.taken_at <= lease.since
 
     def untaken_mib(self) -> int:
-        """How much workers may still take of the memory that the last sample shows as free."""
+        """MiB shown free by the last sample that leases may still take."""
         unattributed_mib = self._unattributed_mib()
         unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.may_grow_unseen)
-        taken_mib = 0  # by partners who can't be measured
+        taken_mib = 0  # by partners with unmeasurable memory
         if self.before_unseen is not None:
             outside_mib, others_mib = self.before_unseen
             taken_mib = unattributed_mib - outside_mib - max(0, self.others_mib - others_mib)
@@ -228,7 +231,7 @@ class DeviceLedger:
         )
 
     def _unattributed_mib(self) -> int:
-        """The memory in use at the last sample that no measured worker accounts for: of unmeasured partners and of others."""
+        """Used memory at the last sample without a measured worker: that of unmeasured partners and of other programs."""
         known = sum(
             lease.mib if lease.seen_mib is None else lease.seen_mib
             for lease in self.leases.values()
@@ -237,9 +240,9 @@ class DeviceLedger:
         return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
 
     def note_unseen(self) -> None:
-        """Remember the unaccounted use, and others' leases, from before the first partner whose memory can't be measured.
+        """Remember the unattributed use, and others' leases, from before the first partner with unmeasurable memory.
 
-        They shrink when that use does: it wasn't the partner's.
+        Both figures shrink with the current use: the memory that was freed wasn't the partner's.
         """
         if not any(lease.may_grow_unseen for lease in self.leases.values()):
             self.before_unseen = None
@@ -249,7 +252,7 @@ class DeviceLedger:
         self.before_unseen = (min(now[0], before[0]), min(now[1], before[1]))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
-        """The snapshot of the last sample, with so much free. Memory that is missing in it is held by workers that are gone."""
+        """The snapshot of the last sample, with `free_mib` free. Its missing memory is attributed to ended workers."""
         living = {lease.holder: lease.seen_mib for lease in self.leases.values() if lease.phase is not Phase.RETURNING}
         exited = {lease.holder: lease.seen_mib or 0 for lease in self.leases.values() if lease.holder not in living}
         shown_mib = free_mib + sum(seen or 0 for seen in living.values())
@@ -259,7 +262,7 @@ class DeviceLedger:
         return MemorySnapshot(free_mib, living, exited, max(0, min(hidden_mib, sum(exited.values()))))
 
     def free(self) -> int:
-        """How much a new lease may take; negative when more is leased than is free so far."""
+        """The largest possible new lease in MiB; negative while more is leased than is free."""
         by_leases = self.spec.total_mib - self.others_mib - sum(lease.reserved_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken_mib(), by_leases)
         return free - self.spec.margin_mib

@@ -1,7 +1,7 @@
-"""Device sets: where a model may run, and how much it takes of each device there.
+"""Device sets: where a model may run, and how much memory it takes of each device there.
 
-A device set is one device, or as many as share the model equally. A model that `spreads` over as many as it needs has no
-fixed device sets beside the single devices: its parts depend on what is free.
+A device set is one device, or several that share the model equally. A model that `spreads` over as many devices as it needs
+has only single devices as fixed device sets: the sizes of its parts depend on the free memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from supervisor.core.types import Devices, DeviceSpec, FootprintSource, ModelSpec
 
 MAX_DEVICE_SETS = 200
-"""The planner looks at each of a model's device sets; more ways than this to choose its devices are a mistake."""
+"""Maximum number of device sets of a model. The planner evaluates each of them; more are a configuration error."""
 
 MARGIN_MIB: Final = 512
-"""What stays free of each device besides its part, at least: for the driver, and since layers aren't divided."""
+"""Minimum free memory of each device besides its part: for the driver, and because layers can't be divided."""
 
 MOST_PARTS: Final = 16
 """No program divides a model among more GPUs."""
@@ -28,32 +28,32 @@ _LEARNED = frozenset({FootprintSource.LEARNED, FootprintSource.RAISED})
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The devices that a model may go over in unequal parts, and what all of these take together."""
+    """The devices over which a model may be split in unequal parts, and the total memory of the parts."""
 
     devices: Devices
     whole_mib: int
-    each_mib: int = 0  # what each device takes besides, from the second on
-    margin_mib: int = MARGIN_MIB  # what stays free of each
+    each_mib: int = 0  # additional memory for each device after the first
+    margin_mib: int = MARGIN_MIB  # stays free on each device
 
     def total_mib(self, parts: int) -> int:
-        """How many MiB so many parts take together."""
+        """MiB that the given number of parts take together."""
         return self.whole_mib + (parts - 1) * self.each_mib
 
     def fits(self, room: Iterable[int]) -> bool:
-        """Would all devices together have room for it? `room`: of each device."""
+        """Whether all devices together have enough room. `room`: MiB of each device."""
         left = sorted((mib - self.margin_mib for mib in room if mib > self.margin_mib), reverse=True)[:MOST_PARTS]
         together = accumulate(left)
         return any(mib >= self.total_mib(parts) for parts, mib in enumerate(together, 1) if parts > 1)
 
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
-    """All device sets for the model, of the devices where it may run. Empty where they are too few."""
+    """All device sets for the model, among the devices where it may run. Empty if too few devices are allowed."""
     whole, shared = _whole_and_shared_devices(model, devices)
     return [*((device,) for device in whole), *combinations(shared, model.gpus)]
 
 
 def count_device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
-    """How many device sets there are."""
+    """The number of device sets for the model, without listing them."""
     whole, shared = _whole_and_shared_devices(model, devices)
     return len(whole) + math.comb(len(shared), model.gpus)
 
@@ -64,10 +64,10 @@ def usable_mib(device_set: Sequence[DeviceSpec]) -> int:
 
 
 def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
-    """How the model goes over several of these devices in unequal parts; None where it never does.
+    """How to split the model over several of these devices in unequal parts; None: it is never split.
 
-    What was measured is of all its devices together: the most of it counts, whichever devices it was. It is limited to what
-    these devices have, as in `need_mib`.
+    A learned footprint is of all devices of a load together. The largest one counts, on whichever devices it was measured.
+    It is limited to the memory of these devices, as in `need_mib`.
     """
     shared = _whole_and_shared_devices(model, devices)[1]
     if not model.spreads or len(shared) < 2:
@@ -89,8 +89,8 @@ def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
 def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec], *, alone: bool = True) -> int:
     """The MiB to lease on each device of the set: the largest footprint among them.
 
-    A learned footprint is limited to the usable memory: it must not make a model too large that was accepted before. `alone`: not
-    limited otherwise, since the model may have been accepted for several devices.
+    A learned footprint is limited to the usable memory: a model that was accepted before must not become too large. Without
+    `alone` this limit doesn't apply, since the model may have been accepted for several devices.
     """
     most = max(1, usable_mib(device_set))
     needs = [device.need(model) for device in device_set]
@@ -100,14 +100,14 @@ def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec], *, alone: bool 
 
 
 def fits(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> bool:
-    """Is there room for it when nothing else is loaded?"""
+    """Whether the model fits on the device set when nothing else is loaded."""
     return need_mib(model, device_set) <= usable_mib(device_set)
 
 
 def allowed(named: Sequence[str], kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
-    """Where a model may run: on the devices that it names; else on the GPUs that its program computes on; else on host memory.
+    """Where a model may run: on the devices that it names; else on GPUs that its program supports; else on host memory.
 
-    Where neither is there it may run anywhere: its configuration lists devices without host memory.
+    Without any of these it may run anywhere: the configuration lists devices without host memory.
     """
     if named:
         return [device for device in devices if device.id in named]
@@ -118,6 +118,6 @@ def allowed(named: Sequence[str], kinds: frozenset[str] | None, devices: Sequenc
 def _whole_and_shared_devices(
     model: ModelSpec, devices: Sequence[DeviceSpec]
 ) -> tuple[list[DeviceSpec], list[DeviceSpec]]:
-    """The devices that take it whole, and those that share it."""
+    """The allowed devices that take the model whole, and those that may share it."""
     mine = allowed(model.devices, model.kinds, devices)
     return [d for d in mine if d.takes_whole], [d for d in mine if not d.takes_whole]

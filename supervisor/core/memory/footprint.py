@@ -1,8 +1,8 @@
-"""How much memory a model will take, from the best source there is.
+"""How much memory a model will take, from the best available source.
 
-The chain, best first: what the configuration says; what was measured on this device with these launch arguments; what
-the runtime computes from the file's metadata; the size of the files times a factor; what its name suggests; a default.
-Every answer says where it comes from, so that a prediction can be shown beside the measurement.
+The sources, best first: the configuration; a measurement on this device with these launch arguments; the runtime's
+estimate from the file's metadata; the size of the files times a factor; an estimate from the model's name; a default.
+Every footprint contains its source, so that a prediction can be shown beside the measurement.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 from supervisor.core.types import Footprint, FootprintSource
 
 DEFAULT_MIB = 4096
-"""The footprint of a model of which nothing at all is known."""
+"""The footprint of a model without any information."""
 
 NAME_FACTOR = 1.2
-"""Cache and buffers, relative to the weights, when only the name is known."""
+"""Factor on the weights for cache and buffers, when only the name is known."""
 
 _PARAMETERS = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 _K_QUANT = re.compile(r"(?<![a-z0-9])i?q([1-8])(?![0-9])")
@@ -32,8 +32,8 @@ _UNQUANTISED_BITS = 16.0
 def choose(*, name: str, explicit_mib: int | None = None, computed: Footprint | None = None) -> Footprint:
     """The footprint from the best source given, at least 1 MiB.
 
-    `computed` is the runtime's own estimate and keeps its source (`computed` or `file_size`). What was measured on a
-    device is better than that: see `DeviceSpec.need`.
+    `computed` is the runtime's own estimate and keeps its source (`computed` or `file_size`). A measurement on a device
+    takes precedence: see `DeviceSpec.need`.
     """
     if explicit_mib is not None:
         return Footprint(explicit_mib, FootprintSource.EXPLICIT, "vram_mib of the configuration")
@@ -45,7 +45,7 @@ def choose(*, name: str, explicit_mib: int | None = None, computed: Footprint | 
 
 
 def from_name(name: str) -> Footprint | None:
-    """Parameters and bits per weight as names give them ("qwen3-35b-a3b-q4_k_m"); None when there is no size in it.
+    """A footprint by the size and bits in a name ("qwen3-35b-a3b-q4_k_m"); None when the name contains no size.
 
     Of several sizes the largest counts: a mixture of experts holds all of its weights, not the active ones.
     """

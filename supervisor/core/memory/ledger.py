@@ -1,16 +1,16 @@
-"""Who holds how much memory of which device, and how much of it a new worker may take.
+"""The memory leases of all devices, and the memory available to a new worker.
 
-A *lease* belongs to one holder, a worker named by (model, generation), on one device, and goes STARTING → HELD →
-RETURNING. A worker that is spread over several devices has a lease on each. These leases begin and settle
-together; each ends when its own device shows the memory release.
+A *lease* belongs to one holder, a worker identified by (model, generation), on one device. Its phases are STARTING →
+IN_USE → RETURNING. A worker that is split over several devices has a lease on each. These leases begin and settle
+together; each ends when its own device shows the memory free.
 
 A new worker may take the smaller of two figures, less the margin:
 
-    measured:  free at the last sample - what workers may still take of their leases but had not taken by that sample
+    measured:  free at the last sample - the parts of leases that workers may still take but had not taken by that sample
     by leases: total - sum of max(lease, measured) over all workers
 
-The first includes users outside, the second what workers may come to use. A worker "may still take" its whole lease
-while it starts, and until a sample taken after it was ready (or had exited) has shown what it took.
+The first includes outside use, the second future use by workers. A worker "may still take" its whole lease while it
+starts, and until a sample taken after its readiness (or exit) has shown its use.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from supervisor.core.planning.plans import DeviceSummary, DeviceView
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId, Parts
 
 WRITE_OFF = 10
-"""Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
-our worker's process tree is gone, and the free memory is measured."""
+"""Missing memory without a known holder counts as outside use after this many times the quarantine's delay:
+the worker's process tree has ended, and the free memory is measured."""
 
 
 class Ledger:
-    """The memory leases of all devices. Mutable; owned by one scheduler, which passes in the time."""
+    """The memory leases of all devices. Mutable; owned by one scheduler, which passes the time as an argument."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._devices: dict[DeviceId, DeviceLedger] = {}
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
-        self.unshared: str | None = None  # set iff what others have leased is unknown now: why
+        self.unshared: str | None = None  # set iff the leases of other coordinators are unknown now: the reason
         self._changed: dict[DeviceId, None] = {}
-        self._watched: dict[DeviceId, DeviceLedger] = {}  # where memory is on its way back, or that can't be read
+        self._watched: dict[DeviceId, DeviceLedger] = {}  # devices with returning memory, and unreadable devices
         self._specs: tuple[DeviceSpec, ...] = ()
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
-        """New devices and limits. A device no longer named takes nothing new, and is forgotten with its last lease."""
+        """Apply new devices and limits. A removed device gets no new leases, and is forgotten with its last lease."""
         self._limits = limits
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
@@ -54,7 +54,7 @@ class Ledger:
                 continue
             if not device.leases:
                 self._forget_device(device_id)
-            for holder in list(device.releases):  # nobody reads this device any more
+            for holder in list(device.releases):  # no more readings of this device will come
                 self._drop_lease(device.leases[holder])
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
@@ -69,7 +69,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------------- a lease's life
 
     def begin(self, holder: Holder, devices: Devices, mib: Parts, *, is_partner: bool = False) -> None:
-        """Lease `mib` of each device to a holder whose worker starts now. The memory must be free."""
+        """Lease `mib` of each device to a holder whose worker starts now. Enough memory must be free."""
         assert all(part > 0 for part in mib), f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
@@ -80,13 +80,13 @@ class Ledger:
             self._put_lease(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
 
     def adopt(self, holder: Holder, devices: Devices, mib: Parts, now: float, *, is_partner: bool = False) -> None:
-        """Enter the lease of a worker that was ready before this daemon began, whatever is free now."""
+        """Add the lease of a worker that was ready before this daemon started, even if too little memory is free."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
             self._put_lease(Lease(holder, device, Phase.IN_USE, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
-        """Enter how much others have leased of shared devices. While that is unknown (`trouble`) these take nothing new."""
+        """Set the leases of other coordinators on shared devices. While they are unknown (`trouble`) all devices are blocked."""
         self.unshared = trouble
         for device_id, device in self._devices.items():
             if trouble is None or others:
@@ -95,13 +95,13 @@ class Ledger:
             self._mark_altered(device)
 
     def settle(self, holder: Holder, now: float) -> None:
-        """The holder's worker is ready at `now`: the next sample shows, in its devices' free memory, how much it took."""
+        """The holder's worker is ready at `now`: the next sample's free memory includes its use."""
         for lease in self.leases_of(holder):
             assert lease.phase is Phase.STARTING, f"{lease} settles"
             self._put_lease(replace(lease, phase=Phase.IN_USE, since=now))
 
     def measure(self, holder: Holder, device: DeviceId, used_mib: int) -> None:
-        """Enter how much a worker takes of the device. Call it before `sample` of the same reading. Ignores unknown leases."""
+        """Set a worker's measured use of a device. Call this before `sample` of the same reading. Ignores unknown leases."""
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
@@ -113,7 +113,7 @@ class Ledger:
             self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
     def note_unused(self, holder: Holder, device: DeviceId, now: float) -> None:
-        """Alert, once, that a ready worker has taken nothing of its GPU: it computes elsewhere."""
+        """Alert once that a ready worker takes no memory of its GPU: it computes elsewhere."""
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is not Phase.IN_USE or lease.is_partner or lease.is_reported_unused:
             return
@@ -136,7 +136,7 @@ class Ledger:
                 device.stopping.setdefault(holder, device.snapshots[0])
 
     def returning(self, holder: Holder, now: float) -> None:
-        """The holder's process tree is gone. A lease stays until a sample shows its memory back, if the device is still read."""
+        """The holder's process tree has ended. A lease stays until a sample shows its memory free, if the device is still read."""
         for lease in self.leases_of(holder):
             assert lease.phase in {Phase.STARTING, Phase.IN_USE}, f"{lease} returns"
             device = self._devices[lease.device]
@@ -151,7 +151,7 @@ class Ledger:
             self._put_lease(replace(lease, phase=Phase.RETURNING, since=now))
 
     def quarantine(self, holder: Holder, reason: str) -> None:
-        """Nothing new on the holder's devices until its leases are gone. `reason` completes "its worker …"."""
+        """Block the holder's devices until its leases end. `reason` completes "its worker …"."""
         for lease in self.leases_of(holder):
             self._quarantine_device(lease, reason)
 
@@ -183,9 +183,9 @@ class Ledger:
     # -------------------------------------------------------------------------------------------------------- samples
 
     def sample(self, sample: DeviceSample, taken_at: float) -> list[ModelId]:
-        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back: of these models.
+        """Enter a reading that began at `taken_at`, and drop the leases whose memory it shows free. Returns their models.
 
-        A stale one only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
+        A stale reading only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
         """
         device = self._devices.get(sample.id)
         if device is None or taken_at < device.taken_at:
@@ -201,7 +201,7 @@ class Ledger:
                 self._mark_altered(device)
             return []
         if any(device.is_unsampled(lease) for lease in device.leases.values()):
-            self.mark_changed(sample.id)  # it may show what they take, so that who waits to see it can go on
+            self.mark_changed(sample.id)  # this sample may show their use: replan the waiters that wait for it
         if device.lost is not None:
             message = f"{device.spec.label} takes models again: it can be read"
             self._alerts.append(Alert("device.lifted", message, device.spec.id))
@@ -217,7 +217,7 @@ class Ledger:
             if taken_at > device.leases[holder].since and release.is_back(device, write_off_s):
                 self._drop_lease(device.leases[holder])
                 back.append(holder[0])
-        # Without the leases just released: this snapshot shows their memory as free.
+        # After dropping the released leases: this snapshot shows their memory as free.
         device.snapshots.appendleft(device.snapshot(sample.free_mib))
         device.note_unseen()
         device.cached = None
@@ -233,7 +233,7 @@ class Ledger:
         self._mark_altered(device)
 
     def overdue(self, now: float) -> list[Alert]:
-        """The alerts that are due, each once: devices lost or quarantined, late memory, devices freed again."""
+        """The alerts that are due, each once: devices lost or quarantined, late memory, devices usable again."""
         for device in list(self._watched.values()):
             if device.stale and device.lost is None:
                 device.stale_since = now if device.stale_since is None else device.stale_since
@@ -257,7 +257,7 @@ class Ledger:
         return alerts
 
     def deadline(self, now: float) -> float:
-        """When `overdue` will have an alert; infinity when no memory is on its way back and every device is read."""
+        """When `overdue` will have an alert; infinity when no memory is being returned and every device is readable."""
         if self._alerts:
             return now
         times = [math.inf]
@@ -292,26 +292,26 @@ class Ledger:
             self._watched.pop(device.spec.id, None)
 
     def mark_changed(self, device: DeviceId) -> None:
-        """Something has changed on the device on which plans depend."""
+        """Mark a change on the device that may affect plans."""
         self._changed[device] = None
         self.forget_summaries((device,))
 
     def forget_summaries(self, devices: Iterable[DeviceId]) -> None:
-        """Drop these devices' summaries. Enough where nobody waits: only later plans depend on the change."""
+        """Drop these devices' summaries. This is enough while no model waits: only later plans depend on the change."""
         for device in devices:
             if (ledger := self._devices.get(device)) is not None:
                 ledger.summary = None
 
     def is_at_rest(self) -> bool:
-        """Has nothing changed, is no memory on its way back, is every device read, and is no alert pending?"""
+        """Whether no change or alert is pending, no memory is being returned, and every device is readable."""
         return not (self._changed or self._watched or self._alerts)
 
     def has_changed(self) -> bool:
-        """Has anything changed since `take_changed`?"""
+        """Whether anything has changed since `take_changed`."""
         return bool(self._changed)
 
     def take_changed(self) -> list[DeviceId]:
-        """The devices marked since the last call that are still there."""
+        """The devices marked since the last call, without forgotten ones."""
         changed = [device for device in self._changed if device in self._devices]
         self._changed.clear()
         return changed
@@ -331,7 +331,7 @@ class Ledger:
         return self._devices[device].view()
 
     def blocked(self, device: DeviceId, asker: ModelId) -> str | None:
-        """Why nothing new may be loaded there, in words that don't name the model that asks."""
+        """Why no new load may start there, in a text that doesn't name `asker`; None: it may."""
         return self._devices[device].blocked(asker)
 
     def devices(self) -> tuple[DeviceSpec, ...]:
@@ -339,7 +339,7 @@ class Ledger:
         return self._specs
 
     def device_ids(self) -> Devices:
-        """Their ids, sorted."""
+        """The ids of the configured devices, sorted."""
         return tuple(device.id for device in self.devices())
 
     def leases(self) -> tuple[Lease, ...]:
@@ -347,7 +347,7 @@ class Ledger:
         return tuple(lease for leases in self._leases.values() for lease in leases.values())
 
     def leases_of(self, holder: Holder) -> tuple[Lease, ...]:
-        """Its leases, one per device, without those already released."""
+        """The holder's leases, one per device, without those already released."""
         return tuple(self._leases.get(holder, {}).values())
 
     def leases_on(self, device: DeviceId) -> tuple[Lease, ...]:
@@ -359,17 +359,17 @@ class Ledger:
         return sum(lease.reserved_mib for lease in self.leases_on(device) if lease.holder[0] == model_id)
 
     def holds(self, holder: Holder) -> bool:
-        """Has the holder a lease, on any device?"""
+        """Whether the holder has a lease, on any device."""
         return holder in self._leases
 
     def holds_any(self, model_id: ModelId) -> bool:
-        """Has any worker of the model a lease?"""
+        """Whether any worker of the model has a lease."""
         return any(holder[0] == model_id for holder in self._leases)
 
     def model_in_transition(self, device: DeviceId, now: float) -> ModelId | None:
-        """A model whose load or end the device's figures may not show in full yet; None when they are complete.
+        """A model whose load or end the device's figures may not fully show yet; None when the figures are complete.
 
-        Memory that was never measured can't be seen to come back, so an end counts for at least `memory_warn_s`.
+        The return of never measured memory is invisible, so an end counts for at least `memory_warn_s`.
         """
         ledger = self._devices[device]
         for lease in ledger.leases.values():
@@ -381,28 +381,28 @@ class Ledger:
         return model_id if now - at < self._limits.memory_warn_s else None
 
     def transition_ends_at(self, device: DeviceId, now: float) -> float:
-        """When `model_in_transition` ends by itself at the latest; infinity where a reading has to end it."""
+        """When `model_in_transition` ends by itself at the latest; infinity if only a reading can end it."""
         ledger = self._devices[device]
         if ledger.last_exit is None or now >= (at := ledger.last_exit[1] + self._limits.memory_warn_s):
             return math.inf
         return at
 
     def has_unsampled_worker(self, device: DeviceId) -> bool:
-        """Has a worker loaded there that no sample has shown since?"""
+        """Whether a worker has loaded there since the last sample."""
         ledger = self._devices[device]
         return any(lease.phase is Phase.IN_USE and ledger.is_unsampled(lease) for lease in ledger.leases.values())
 
     def quarantined_by(self, holder: Holder) -> str | None:
-        """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""
+        """Why this holder's device is quarantined ("its worker …"); None: no device is quarantined because of it."""
         reasons = (self._devices[lease.device].quarantine.get(holder) for lease in self.leases_of(holder))
         return next((reason for reason in reasons if reason is not None), None)
 
     def starting(self, device: DeviceId) -> int:
-        """How many workers are loading there."""
+        """How many workers are loading on the device."""
         return sum(lease.phase is Phase.STARTING for lease in self._devices[device].leases.values())
 
     def is_waiting(self) -> bool:
-        """Is memory on its way back, so that frequent samples help?"""
+        """Whether memory is being returned, so that frequent samples help."""
         return any(device.releases for device in self._watched.values())
 
     def totals(self, device: DeviceId) -> DeviceTotals:

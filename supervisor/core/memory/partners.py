@@ -1,9 +1,9 @@
-"""Leases for partners: processes that somebody else runs and that take memory of our devices, such as a training job.
+"""Leases for partners: processes of other programs that take memory of our devices, such as a training job.
 
-In the scheduler a partner is a model without requests whose process isn't ours. It is planned as others are, so idle
-models are evicted for it and busy ones drained; it is granted where a worker would be started; from then on it is
-pinned. It lasts until its holder ends it, or until no heartbeat has come for its time to live. Then its lease ends with
-the next reading: what its process may still take counts as used outside, and no load begins without free memory.
+In the scheduler a partner is a model without requests whose process isn't ours. It is planned like a model, so idle models
+are evicted for it and busy ones drained. Where a model's worker would start, a partner's lease is granted; then it is
+pinned. The lease lasts until its holder ends it, or until no heartbeat has come for its time to live. Then the lease ends
+with the next reading: memory that its process still uses counts as outside use, and no load begins without free memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.core.workers.termination import remove, stop_worker
 
 
 def request_lease(state: SchedulerState, step: Step, event: LeaseRequested) -> None:
-    """Want a lease as an operator wants a load. Its id must be new."""
+    """Request a lease, like a load that an operator orders. Its id must be new."""
     if state.shutting_down:
         return
     model = _add_partner(state, step, event.spec, event.partner)
@@ -30,7 +30,7 @@ def request_lease(state: SchedulerState, step: Step, event: LeaseRequested) -> N
 
 
 def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
-    """Restore a lease that was granted before this daemon began; its heartbeats go on."""
+    """Restore a lease that was granted before this daemon started; its heartbeats continue."""
     model = _add_partner(state, step, event.spec, event.partner)
     advance(model, Trigger.START, step.now, "restored", devices=event.devices)
     mib = on_each(event.mib, event.devices)
@@ -47,9 +47,9 @@ def _add_partner(state: SchedulerState, step: Step, spec: ModelSpec, partner: Pa
 
 
 def plan_for_partner(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
-    """The plan for a partner: one that may wait isn't refused because others hold memory; any other waits for no model in use.
+    """The plan for a partner. With `waits` it isn't refused because others hold memory; without it waits for no model in use.
 
-    Any partner waits for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
+    Any partner waits for memory that is already being returned: of idle models evicted for it, and of stopping models.
     """
     if partner.waits:
         if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
@@ -72,7 +72,7 @@ def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
 
 
 def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Grant the lease: its memory is free, and is the partner's from now on."""
+    """Grant the lease, whose memory is free, to the partner."""
     state.ledger.settle(model.holder, step.now)
     _begin_lease(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
 
@@ -92,7 +92,7 @@ def _leased_text(state: SchedulerState, model: ModelState) -> str:
 
 
 def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
-    """A heartbeat came: the lease's time to live begins anew."""
+    """Handle a heartbeat: the lease's time to live restarts."""
     model = state.models.get(event.lease)
     if model is None or model.partner is None or model.removed:
         return
@@ -106,7 +106,7 @@ def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
 
 
 def _extend_lease(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Extend the lease by its time to live. It has one timer, which sets the next one, however many heartbeats come."""
+    """Extend the lease by its time to live. The lease has one timer at a time, however many heartbeats come."""
     partner = model.partner
     assert partner is not None
     until = step.now + partner.ttl_s
@@ -116,7 +116,7 @@ def _extend_lease(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
-    """End a lease: its memory comes back; one that was only waited for is forgotten at once."""
+    """End a granted lease, so that its memory returns, or forget a requested one at once."""
     model = state.models.get(event.lease)
     if model is None or model.partner is None or model.removed:
         return
@@ -125,7 +125,7 @@ def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
 
 
 def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
-    """Stop a worker whose memory others may have by now, and cut its requests. It comes back when it fits without an eviction."""
+    """Stop a worker whose memory others may already use, and cut its requests. It is reloaded when it fits without an eviction."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return

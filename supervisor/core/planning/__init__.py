@@ -1,1 +1,1 @@
-"""Planning: what is loaded next, where, and who has to go for it."""
+"""Planning: which model is loaded next, on which devices, and which models are evicted for it."""

@@ -1,9 +1,9 @@
-"""Default models come back when nothing else is asked for.
+"""Default models are loaded again when no other model is requested.
 
-Each has one timer. When it fires, and nobody has asked for any other model for `default_after_s`, a default model that isn't
-loaded is wished for. For such a wish idle models go, as for a request, but nothing is drained, nobody is waited for, and no
-other default model goes: two that don't fit together would take turns for ever. A wish that finds no place is dropped, and
-made again after another `default_after_s`. What an operator unloaded stays away until somebody asks for it.
+Each has one timer. When the timer fires, and no other model was requested for `default_after_s`, an unloaded default model
+gets a load intent. Idle models are evicted for it, as for a request. But no model is drained or waited for, and no other
+default model is evicted: two that don't fit together would replace each other for ever. An intent without a place is dropped,
+and renewed after another `default_after_s`. A model that an operator unloaded isn't loaded until somebody requests it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def return_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Want a default model if it is to come back now. Its timer is set again in any case."""
+    """Set a default model's load intent if it should return now. Its timer is set again in any case."""
     if model.returns_at is None or step.now < model.returns_at:
         return
     at = step.now + state.limits.default_after_s
@@ -43,13 +43,13 @@ def return_if_due(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan) -> bool:
-    """May this plan evict for a model that nobody asks for? Only for a default model, while still nobody uses others."""
+    """Whether this plan may evict for a model without requests: only for a default model, while no other model is used."""
     intent = model.load_intent
     return intent is not None and intent.default and isinstance(answer, Evict) and _quiet_at(state, step) <= step.now
 
 
 def pin_other_defaults(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
-    """`snapshot` for planning `model`: where it only comes back as a default model, the other default models are pinned."""
+    """`snapshot` for planning `model`: if it only returns as a default model, the other default models are pinned."""
     if model.load_intent != LoadIntent(default=True) or state.waiting_for(model):
         return snapshot
     names = state.admission.policy.default_models
@@ -63,7 +63,7 @@ def pin_other_defaults(state: SchedulerState, model: ModelState, snapshot: Snaps
 
 
 def _quiet_at(state: SchedulerState, step: Step) -> float:
-    """When default models may come back if nobody uses another model until then."""
+    """When default models may return if no other model is used until then."""
     if len(state.queue):
         return step.now + state.limits.default_after_s
     names = state.admission.policy.default_models

@@ -1,4 +1,4 @@
-"""A device set for the planner: how much a model would take of each device, and the words for it in messages."""
+"""A device set for the planner: how much a model would take of each device, and texts about it for messages."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from supervisor.core.planning.plans import DeviceView, Option
 from supervisor.core.types import DeviceId
 
 SHOWN_DEVICES = 3
-"""A refusal explains this many devices or device sets, and only counts the others."""
+"""A refusal explains this many devices or device sets, and only counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSet:
-    """One way to place a model: the devices it would use, and how much it takes of each."""
+    """One way to place a model: its devices, and how much it takes of each."""
 
     option: Option
     views: tuple[DeviceView, ...]
 
     @property
     def is_large_enough(self) -> bool:
-        """Would it fit if nothing else were loaded?"""
+        """Whether the model would fit if nothing else were loaded."""
         return all(mib <= view.usable_mib for mib, view in self.parts())
 
     @property
     def blocked(self) -> tuple[DeviceView, ...]:
-        """Its devices that take nothing now."""
+        """Its devices that accept no load now."""
         return tuple(view for view in self.views if view.blocked is not None)
 
     def parts(self) -> zip[tuple[int, DeviceView]]:

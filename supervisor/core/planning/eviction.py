@@ -1,12 +1,12 @@
-"""Eviction: who has to go for whom, and how long its running requests hold that up.
+"""Eviction: stops or drains the victims of waiters' claims, and limits how long running requests delay an eviction.
 
-A *claim* is how a waiter takes hold of a victim. An idle victim is stopped at once. A busy one is drained: it gets no new
-requests, and is stopped when the running ones have ended. First a victim keeps its place for its minimum residency, and for
-its own requests of a higher class than the waiter's, as many as may overtake. When nobody claims it any more it serves again.
+A waiter *claims* its victims. An idle victim is stopped at once. A busy victim is drained: it gets no new requests, and is
+stopped when the running ones have ended. A victim first keeps its place for its minimum residency, and for as many of its
+own requests of a higher class than the waiter's as may overtake. A victim without claims serves again.
 
-A worker that drains for another model ends its answers first, whoever waits: an answer that goes on is never cut, and the
-data path ends one on which nothing comes any more. Two things cut: a `drain_s` that the configuration sets, and clients that
-have all stopped reading, who would hold two models up for as long as they like.
+A worker that drains for another model first completes its answers: an answer in progress is never cut, and the data path
+ends stalled answers. There are two exceptions: a configured `drain_s`, and a worker whose clients have all stopped reading,
+since these would block two models without limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.core.workers.termination import cut_requests, stop_now, stop_rea
 
 
 def settle_claims(state: SchedulerState, step: Step) -> None:
-    """Stop, drain or release every model whose claimants may have changed."""
+    """Stop, drain or release every model whose claims may have changed."""
     while unsettled := state.wanted.take_unsettled():
         for model_id in unsettled:
             victim = state.models.get(model_id)
@@ -73,7 +73,7 @@ def _first_claimant(state: SchedulerState, step: Step, victim: ModelState) -> Mo
 
 
 def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key) -> bool:
-    """Does a request of a higher class than the waiter's wait for the victim itself, and may it still overtake?"""
+    """Whether the victim's own queue has a request of a higher class than the waiter's that may still overtake."""
     queue = state.queue
     if not state.takes_next(victim) or victim.overtakes >= state.limits.overtakes:
         return False
@@ -82,7 +82,7 @@ def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key)
 
 
 def _release_claims_on(state: SchedulerState, step: Step, victim: ModelState) -> None:
-    """Nobody claims the victim any more: it serves again, unless it has to go anyway."""
+    """Let a victim without claims serve again, unless an order drains it."""
     if victim.drain is not None and not victim.drain.is_ordered:
         yields = any(_serves_higher_first(state, victim, key) for key in state.wanted.claimants(victim.id))
         reason = "the model it was to make room for is not wanted any more"
@@ -96,7 +96,7 @@ def _release_claims_on(state: SchedulerState, step: Step, victim: ModelState) ->
 
 
 def _drain_for_claimant(state: SchedulerState, step: Step, victim: ModelState) -> None:
-    """Drain a busy victim for its claimant. A drain that goes on already gets the time that the configuration now says."""
+    """Drain a busy victim for its claimant. A drain in progress gets the currently configured time."""
     before = victim.drain
     if victim.state is not WorkerState.READY and (before is None or before.is_ordered):
         return
@@ -119,13 +119,13 @@ def _drain_for_claimant(state: SchedulerState, step: Step, victim: ModelState) -
 def _record_drain(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
     state.wake(drain.until, victim.id)
     end = "never cut" if math.isinf(drain.until) else f"cut in {drain.until - step.now:.0f} s"
-    if drain.look_at is not None:  # else it is as configured
+    if drain.look_at is not None:  # else the configuration sets `until`
         end += " while clients read"
     step.decide("drain", victim.id, f"{drain.reason}; {requests_counted(len(victim.in_flight))} in flight, {end}")
 
 
 def end_due_drain(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """End the model's drain if that is due, also one that an operator ordered, or ask again what its clients have read."""
+    """End the model's drain if due (an ordered one too), or ask again how far its clients have read."""
     drain = model.drain
     if drain is None:
         return

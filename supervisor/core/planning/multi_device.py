@@ -1,15 +1,16 @@
-"""A model that goes over several devices, with as large a part on each as there is room for.
+"""Plans for a model split over several devices, with parts in proportion to the room on each device.
 
-There are 65 000 ways to choose among 16 devices, so none are tried. For whoever may go there is one answer, in three steps:
+There are 65 000 ways to choose among 16 devices, so they aren't tried one by one. For given possible victims there is one
+answer, in three steps:
 
 1. The devices' room is one sum, each device less a margin, which a program needs there besides its part of the model.
-   From the lowest class up everybody goes until the sum suffices. Of the last class those go first that add the most.
-   Who turns out unnecessary stays.
-2. Of the devices, with that room, the largest are taken until they suffice: no fewer would do.
+   Residents are evicted from the lowest priority up until the sum suffices. Of the last priority, those that add most are
+   evicted first. Unnecessary victims stay.
+2. The devices with most room are taken until they suffice: fewer would not be enough.
 3. Each gets a part in proportion to its room.
 
-More devices only add to the sum, so step 1 finds room wherever there is any, and touches no higher class than it must.
-The planner makes the space for these parts as for any others (docs/adr/0020-parts-by-what-is-free.md).
+More devices only add to the sum, so step 1 finds room if there is any, and touches no higher priority than necessary.
+The planner makes space for these parts as for any others (docs/adr/0020-parts-by-what-is-free.md).
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from supervisor.core.planning.plans import DeviceView, Option, Resident
 from supervisor.core.types import DeviceId, Devices
 
 RoomByDevice = dict[DeviceId, int]
-"""What can be had of each device."""
+"""MiB that a model could have on each device."""
 
 
 class SplitPlan:
-    """Plans the parts of one such model on the devices that it may use."""
+    """Plans the parts of one split model on its allowed devices."""
 
     def __init__(self, spread: Spread, views: Sequence[DeviceView]) -> None:
         self.spread = spread
         self.views = {view.id: view for view in sorted(views, key=lambda view: view.id)}
 
     def parts_when_empty(self) -> DeviceSet | None:
-        """The parts if nothing else were loaded; None where the model fits nowhere."""
+        """The parts if nothing else were loaded; None: the model never fits."""
         return self._parts_in({view.id: view.usable_mib for view in self.views.values()})
 
     def parts_now(self) -> DeviceSet | None:
-        """The parts in the memory that is free now; None where it doesn't fit."""
+        """The parts in the memory that is free now; None: the model doesn't fit."""
         return self._parts_in({view.id: view.free_mib for view in self.views.values() if view.blocked is None})
 
     def parts_after_evicting(
@@ -51,9 +52,9 @@ class SplitPlan:
         *,
         blocked: bool,
     ) -> list[DeviceSet]:
-        """The parts once all of `first` are gone, those `coming` too, and as many of `pool`, in this order, as are needed.
+        """The parts after all of `first` and `coming` have ended, and as few of `pool` as needed, in this order.
 
-        At most one. `blocked`: on devices that take nothing now, too, where the others don't suffice.
+        At most one device set. `blocked`: use blocked devices too, if the others don't suffice.
         """
         unblocked = [view for view in self.views.values() if view.blocked is None]
         for views in [unblocked, list(self.views.values())] if blocked else [unblocked]:
@@ -78,7 +79,7 @@ class SplitPlan:
         )
 
     def _make_room(self, room: RoomByDevice, pool: Sequence[Resident]) -> bool:
-        """Add to the room what residents return, as few as needed. False: all of them wouldn't suffice."""
+        """Add the memory of as few residents as needed to the room. False: all residents together don't suffice."""
         victims: list[Resident] = []
         for _, members in groupby(pool, key=lambda resident: resident.priority):
             if self._suffices(room):
@@ -96,7 +97,7 @@ class SplitPlan:
         return True
 
     def _take_all(self, room: RoomByDevice, group: Sequence[Resident]) -> Sequence[Resident]:
-        """Add what the whole class returns, unless a part of it suffices: then nobody."""
+        """Add the memory of all residents of a priority and return them; if a part of them suffices, do nothing."""
         after = dict(room)
         for resident in group:
             _add_memory(after, resident)
@@ -106,10 +107,10 @@ class SplitPlan:
         return group
 
     def _take_largest(self, room: RoomByDevice, group: Sequence[Resident]) -> Sequence[Resident]:
-        """Add what a part of a class returns, those first that add the most, until it suffices. All of it must suffice."""
+        """Add the memory of residents of one priority, largest gain first, until it suffices. All together must suffice."""
         by_place: defaultdict[Devices, list[Resident]] = defaultdict(list)
         for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].reserved_mib), -one[0])):
-            by_place[resident.devices].append(resident)  # the last one is taken first
+            by_place[resident.devices].append(resident)  # taken from the end
         taken: list[Resident] = []
         while not self._suffices(room):
             best = max((there[-1] for there in by_place.values() if there), key=lambda one: self._gain_of(room, one))
@@ -119,7 +120,7 @@ class SplitPlan:
         return taken
 
     def _gain_of(self, room: RoomByDevice, resident: Resident) -> tuple[int, int]:
-        """What it adds to the sum; and, where that is nothing yet, what it returns."""
+        """A sort key: MiB that the resident adds to the sum, then MiB that it returns."""
         margin = self.spread.margin_mib
         gain = reserved_mib = 0
         for device, mib in zip(resident.devices, resident.reserved_mib, strict=True):
@@ -132,7 +133,7 @@ class SplitPlan:
         return self.spread.fits(room.values())
 
     def _largest_devices(self, room: RoomByDevice) -> dict[DeviceId, int] | None:
-        """The fewest devices that suffice, those with most room, each with its room less the margin; None: all don't."""
+        """The fewest sufficient devices, most room first, each with its room less the margin; None: all don't suffice."""
         left = {device: mib - self.spread.margin_mib for device, mib in room.items() if mib > self.spread.margin_mib}
         taken: dict[DeviceId, int] = {}
         for device in sorted(left, key=lambda device: (-left[device], device))[:MOST_PARTS]:
@@ -153,7 +154,7 @@ class SplitPlan:
 
 
 def in_proportion(total: int, room: Sequence[int]) -> tuple[int, ...]:
-    """`total` in parts in proportion to `room`, at least 1 each and none larger than its room. The room must suffice."""
+    """Divide `total` in proportion to `room`: each part is at least 1 and at most its room. The room must suffice."""
     whole = sum(room)
     parts = [max(1, total * mib // whole) for mib in room]
     number = 0

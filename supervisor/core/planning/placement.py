@@ -1,16 +1,14 @@
-"""Placement: asks the planner for every waiter whose plan may have changed, and carries its answers out.
+"""Placement: asks the planner for every waiter whose plan may have changed, and executes the plans.
 
-The admission policy orders the waiters, and each plan sees the plans before it as carried out (`snapshots`). So a later
-model can use what is left over but can never take memory that is being freed for an earlier one, and none is overtaken
-forever.
+The admission policy orders the waiters, and each plan treats earlier plans as executed (`snapshots`). So a later model can
+use remaining memory but can never take memory that is being freed for an earlier one, and no waiter starves.
 
-A round plans only the waiters that an event touched: new ones, those with a place on a device where something changed, and
-those that could gain by that change. They are planned in order. A waiter that gets another place than before passes its
-change on to those behind it, and also to those before it where it evicts. On a machine with many devices a new waiter looks
-closely at the most promising one only, and a few waiters for each device have a place; the others stand in line until it is
-their turn.
+A round plans only the waiters that an event affects: new ones, those with a place on a changed device, and those that could
+gain by the change. They are planned in order. When a waiter gets a different place, the later waiters on these devices are
+planned again; if it evicts, the earlier ones too. With many devices, a new waiter evaluates only the best device by a rough
+estimate, and only a few waiters per device have a place; the rest wait in line.
 
-A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
+A remote model needs no plan: nothing is evicted for it, and it is in no snapshot.
 """
 
 from __future__ import annotations
@@ -60,15 +58,15 @@ from supervisor.core.workers.termination import stop_now
 REFUSED_RETRY_S = 30.0
 
 PLACES_PER_DEVICE = 4
-"""At most so many waiters are planned for one device; those behind them would only wait for them."""
+"""Maximum number of waiters planned for one device; later ones would only wait for these."""
 
 SHORTLIST_ABOVE = 8
-"""Of more device sets than this, a waiter without a place looks closely only at the most promising one: see `shortlist`."""
+"""With more device sets than this, a waiter without a place evaluates only the best by estimate: see `shortlist`."""
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
-    """Plan whatever may have changed and carry the plans out."""
-    if state.handing_over:  # who waits goes on waiting: the successor plans
+    """Plan all waiters that may be affected by changes, and execute the plans."""
+    if state.handing_over:  # waiters keep waiting: the successor plans
         state.wanted.give_up_places()
         state.ledger.take_changed()
         state.wanted.take_unplanned()
@@ -81,14 +79,14 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
 
 
 class _Round:
-    """One pass over the waiters, from the first to the last that is affected."""
+    """One pass over the affected waiters, in order."""
 
     def __init__(self, state: SchedulerState, step: Step) -> None:
         self.state = state
         self.step = step
         self.wanted = state.wanted
         self.is_limited = bool(state.admission.limits_loaded())  # then each plan depends on all devices
-        self.due: list[tuple[Key, DeviceId]] = []  # a heap; with a device where it could gain something, or ""
+        self.due: list[tuple[Key, DeviceId]] = []  # a heap of (waiter, device where it could gain memory, or "")
 
     def run(self) -> None:
         changed = self.state.ledger.take_changed()
@@ -113,30 +111,30 @@ class _Round:
                 self._offer_to_next_waiter(device, key)
 
     def _plan_waiter(self, key: Key, offered: set[DeviceId]) -> None:
-        """Plan a waiter anew: for its own place and the devices it is offered, or for all devices (`offered` has "")."""
+        """Plan a waiter again: for its own place and the `offered` devices, or for all devices (`offered` contains "")."""
         model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
             _start_load(self.state, self.step, model, REMOTE, (0,), "connecting")
             return
         self._plan_model(model, key, before, offered)
-        if self.is_limited:  # another round follows where anything changed
+        if self.is_limited:  # another round follows if anything changed
             return
         now = self.wanted.place(model.id)
         touched = dict.fromkeys(self.state.ledger.take_changed())
-        for device in touched:  # what it evicts there is on its way for those before it, too
+        for device in touched:  # earlier waiters may use memory that it evicts there
             for earlier in self.wanted.placed_on(device):
                 if earlier < key:
                     heapq.heappush(self.due, (earlier, device))
         if now != before:
             touched |= dict.fromkeys((*(before.devices if before else ()), *(now.devices if now else ())))
-            for victim in now.claims if now else ():  # it goes from its other devices, too
+            for victim in now.claims if now else ():  # the victim leaves its other devices, too
                 if (found := self.state.models.get(victim)) is not None:
                     touched |= dict.fromkeys(found.devices)
         for device in touched:
             self._pass_on_change(device, key)
 
     def _pass_on_change(self, device: DeviceId, after: Key | None) -> None:
-        """The device has changed: plan those anew that have a place there, and the first other that could gain by it."""
+        """The device has changed: replan waiters with a place there, and the first other waiter that could gain by the change."""
         for key in self.wanted.placed_on(device):
             if after is None or key > after:
                 heapq.heappush(self.due, (key, device))
@@ -145,7 +143,7 @@ class _Round:
     # ---------------------------------------------------------------------------------------------------------- offers
 
     def _offer_to_next_waiter(self, device: DeviceId, after: Key | None) -> None:
-        """Plan the next waiter that could gain something on the device."""
+        """Plan the next waiter that could gain memory on the device."""
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
@@ -178,7 +176,7 @@ class _Round:
         return need_mib <= later_mib + there.evictable_mib[-1]
 
     def _are_stopping(self, claims: tuple[ModelId, ...]) -> bool:
-        """Are all the models stopping for which a waiter waits?"""
+        """Whether there are claimed models and all of them are stopping."""
         return bool(claims) and all(
             (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
             for model_id in claims
@@ -191,7 +189,7 @@ class _Round:
         chosen = list(options.values())
         if len(chosen) > SHORTLIST_ABOVE and not self.is_limited:
             chosen = shortlisted(self.state, self.step.now, model, key, options, before, offered)
-        alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
+        alone = spread if len(chosen) == len(options) else None  # a single device takes precedence over a split
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
         for apart in replicas.demands_to_plan_first(
             self.state, model, replace(demand, options=tuple(options.values()), spread=spread)
@@ -221,13 +219,13 @@ class _Round:
         if isinstance(answer, Evict) and before is not None and self._are_stopping(before.claims):
             its_own = options.get(before.devices) or Option(before.devices, before.need_mib)
             there, seen_there = self._ask_planner(replace(demand, options=(its_own,), spread=None), key)
-            if isinstance(there, Wait) and self._are_stopping(there.waits_for):  # nobody else needs to go
+            if isinstance(there, Wait) and self._are_stopping(there.waits_for):  # no other model needs to be evicted
                 answer, seen = there, seen_there
         answer = self._wait_for_reading(demand, seen, answer)
         if model.partner is not None:
             answer = partners.plan_for_partner(self.state, model.partner, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
-            return  # nothing better there: it stays where it is
+            return  # the offered devices are no better: keep the place
         self._carry_out(model, key, answer, seen, options)
 
     def _ask_planner(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
@@ -237,10 +235,10 @@ class _Round:
         return plan(demand, seen), seen
 
     def _wait_for_reading(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
-        """Wait for another reading where the last one may be wrong about just the memory that is in the way.
+        """Replace a plan by a Wait for another reading if the last one may be wrong about the missing memory.
 
-        A refusal is put off while a load or a stop may explain the missing memory; an eviction, while a worker that has
-        just loaded counts twice: with its lease, and with what it had taken by the last reading.
+        A refusal is postponed while a load or a stop may explain the missing memory. An eviction is postponed while a worker
+        that has just loaded counts twice: by its lease, and by its use at the last reading.
         """
         if not isinstance(answer, Refuse | Evict):
             return answer
@@ -295,7 +293,7 @@ class _Round:
                 state.update_wanted(model)
 
     def _postpone_background_load(self, model: ModelState, answer: Plan, options: dict[Devices, Option]) -> None:
-        """Let a model wait that nobody asks for, or stop wanting it: nothing is evicted or drained for it."""
+        """Let a model without requests wait, or drop its load intent: nothing is evicted or drained for it."""
         waits_for = answer.waits_for if isinstance(answer, Wait) else ()
         in_use = any(self.state.models[victim].state in SERVES for victim in waits_for)
         comes_back = isinstance(answer, Refuse) and answer.outage is not None
@@ -309,13 +307,13 @@ class _Round:
 
 
 def _waits_only_for_stopping(answer: Wait, seen: Snapshot) -> bool:
-    """Are all the models stopping anyway for which it waits?"""
+    """Whether all models that the plan waits for are stopping anyway."""
     going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
     return going.issuperset(answer.waits_for)
 
 
 def _keeps_its_place(answer: Wait, seen: Snapshot, before: Place) -> bool:
-    """Does it wait for the same models as before, or for more that stop anyway? If not, another place may be better."""
+    """Whether the plan waits for the same models as before, or for more that stop anyway. If not, another place may be better."""
     is_sure = _waits_only_for_stopping(answer, seen)
     if answer.waits_for == before.claims:
         return is_sure >= before.is_sure
@@ -336,7 +334,7 @@ def _start_load(
 
 
 def _record_decision(step: Step, model: ModelState, answer: Plan) -> None:
-    """Record a plan as a decision, but not again when only its numbers have changed."""
+    """Record a plan as a decision, unless only its numbers have changed."""
     kind = type(answer).__name__.lower()
     others = answer.victims if isinstance(answer, Evict) else answer.waits_for if isinstance(answer, Wait) else ()
     gist = f"{kind} {' '.join(others)}"

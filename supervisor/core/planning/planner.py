@@ -1,33 +1,33 @@
-"""The planner: which models have to go so that another can be loaded, and why.
+"""The planner: which models to evict so that another can be loaded, and why.
 
-`plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, and every tie ends in an id. It
-walks one numbered tree, whose numbers return in the code:
+`plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, and every tie is broken by an id. It
+follows one numbered decision tree, whose numbers are repeated in the code:
 
 0. Loaded already → Admit, needing 0. The candidates are the demand's device sets whose devices are all large enough.
-   None → Refuse. Those with a device that is out of service don't count; nothing else left → Refuse as well.
-1. It fits in what is free on an unblocked device set, and `max_loaded` of its type is not exceeded → Admit.
-2. It fits once residents without a block and of no higher priority are gone → Evict them.
-3. It would fit if those that are blocked only for now could go as well, or the device set is blocked only for now → Wait.
+   None → Refuse. Sets with a device out of service don't count; no others → Refuse as well.
+1. The model fits in the free memory of an unblocked device set, and `max_loaded` of its type is not exceeded → Admit.
+2. It fits after evicting residents without a block and of no higher priority → Evict them.
+3. It would fit after evicting temporarily blocked residents too, or on a temporarily blocked device set → Wait.
 4. `last_resort` only: like 2, with residents of higher priority too → Evict.
 5. `last_resort` only: like 3, with residents of higher priority too → Wait.
-6. Refuse, naming what is in the way.
+6. Refuse, naming the obstacles.
 
-The memory of a STOPPING resident comes back anyway, so nothing is evicted for it: in 2 to 5 it counts as coming, and a
-plan that needs nothing else is a Wait for it. MIN_RESIDENCY, HELD and LAST_USED do not block a demand
-that may overtake the resident. A PINNED resident never goes.
+The memory of a STOPPING resident returns anyway, so nothing is evicted in its place: in 2 to 5 it counts as coming, and a
+plan that needs nothing else is a Wait for it. MIN_RESIDENCY, PROTECTED and LAST_USED do not block a demand
+that may overtake the resident. A PINNED resident is never evicted.
 
 Victims are chosen in one order: lowest priority, draining, last used by the least urgent class (with its age), least valuable
-(cheap to reload for the time it idled), id. First those that `max_loaded` forces out, on any device; what they free on this
-device set is counted. Then, for space, whole priority classes from the lowest up, and of the last class the smallest set that
-fits, of models that the least urgent classes used last (docs/adr/0002-eviction-order.md, 0025-answers-and-users.md). Among
+(cheap to reload for its idle time), id. First the victims that `max_loaded` requires, on any device; memory that they free
+on this device set counts. Then, for space, whole priorities from the lowest up, and of the last priority the smallest set
+that fits, of models that the least urgent classes used last (docs/adr/0002-eviction-order.md, 0025-answers-and-users.md). Among
 device sets: lowest priority touched, least urgent class touched, fewest victims, least value, ids.
 
-A demand with a `spread` is planned like that first. Only where that is a refusal, the tree is walked once more for parts
-on several devices, which depend on which residents may go: `multi_device`.
+A demand with a `spread` is first planned without it. If that is a refusal, the tree is followed again for parts on several
+devices, which depend on the possible victims: `multi_device`.
 
-A device set is one device, or several over which a model is spread. Space is made device by device; what goes for one
-device counts for the next, and at the end a victim that the others made superfluous stays. A resident that is spread
-over several devices returns on each what it holds there.
+A device set is one device, or several over which a model is split. Space is made device by device; victims for one device
+count for the next, and at the end superfluous victims stay. A resident that is split over several devices returns its
+memory on each of them.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from supervisor.core.planning.plans import (
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
 
 NEVER_EVICTED = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
-"""Never victims: one stays, the other goes already."""
+"""Never victims: PINNED stays, STOPPING ends already."""
 
 
 def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     """The plan by which `demand` can be loaded.
 
-    An Evict may rely on memory that STOPPING residents are about to return besides its victims': when the victims are
-    gone, ask again instead of loading at once.
+    An Evict may also rely on memory that STOPPING residents are about to return: when the victims have ended, plan again
+    instead of loading at once.
     """
     # 0.
     for resident in snapshot.residents:
@@ -130,7 +130,7 @@ def _refuse_outage(out: Mapping[DeviceId, DeviceView]) -> Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A way to make it fit on `device_set`: `victims` go, and those `coming` (STOPPING) return what they hold."""
+    """A way to fit the model on `device_set`: evict `victims`, and wait for the memory of `coming` (STOPPING) residents."""
 
     device_set: DeviceSet
     victims: tuple[Resident, ...]
@@ -150,7 +150,7 @@ class Fit:
 
 
 class _Case:
-    """One demand against one snapshot, past rule 1."""
+    """One demand against one snapshot, after rule 1."""
 
     def __init__(
         self,
@@ -164,7 +164,9 @@ class _Case:
         self.admission = snapshot.admission
         self.candidates = candidates
         self.excess = excess
-        self.apart = apart  # set iff it goes over several devices: then `candidates` only tell what is in the way
+        self.apart = (
+            apart  # set iff the model is split over several devices: then `candidates` only serve to list the obstacles
+        )
         devices = {view.id for device_set in candidates for view in device_set.views}
         if apart is not None:
             devices = set(apart.views)
@@ -180,11 +182,11 @@ class _Case:
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
 
     def _eviction_order(self, resident: Resident) -> tuple[Standing, float, str]:
-        """Sort key: who goes first."""
+        """Sort key of victims; the smallest is evicted first."""
         return self._standing(resident), self._value_loaded(resident), resident.model
 
     def _standing(self, resident: Resident) -> Standing:
-        if resident.block is EvictionBlock.DRAINING:  # who has begun to go, goes: else two drain for one waiter
+        if resident.block is EvictionBlock.DRAINING:  # draining ones first: else two drain for one waiter
             return resident.priority, -LEAST_URGENT - 1
         return resident.priority, -self.users.get(resident.model, NORMAL)
 
@@ -224,7 +226,7 @@ class _Case:
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
     def _possible_victims(self, *, spare_higher: bool, blocked: bool) -> list[Resident]:
-        """Who may be a victim, in eviction order."""
+        """The residents that may be victims, in eviction order."""
         return [
             resident
             for resident in self.residents
@@ -264,7 +266,7 @@ class _Case:
     def _victims_for_space(
         self, ordered: Sequence[Resident], device: DeviceId, short_mib: int
     ) -> list[Resident] | None:
-        """Whole priorities from the lowest up, then the smallest set that completes it: of the least urgent classes that do."""
+        """All residents of the lowest priorities, then the smallest set that completes the space, of the least urgent classes."""
         space: list[Resident] = []
         if short_mib <= 0:
             return space
@@ -281,7 +283,7 @@ class _Case:
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], evicted: list[Resident], typed: tuple[Resident, ...]
     ) -> list[Resident]:
-        """Without the victims that can stay after all; the last in eviction order is spared first."""
+        """Remove victims that can stay after all; the last in eviction order is spared first."""
         spare = {
             device: _reserved_mib(evicted, device) + _reserved_mib(self.coming.get(device, ()), device) - mib
             for device, mib in short.items()
@@ -335,7 +337,7 @@ class _Case:
         return "; ".join(shown)
 
     def _obstacles_text(self, device_set: DeviceSet) -> str:
-        """The obstacles on one device set: the limit by type where it can't be met, memory where it would not suffice."""
+        """The obstacles on one device set: the limit by type if it can't be met, memory if it would not suffice."""
         pool = self._possible_victims(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
@@ -378,8 +380,8 @@ def _excess_of_type(demand: LoadDemand, snapshot: Snapshot) -> int:
 def _smallest_victim_set(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:
     """Of the sets with the fewest members that hold `short_mib` there, the one that comes first in the order.
 
-    All members together must hold enough. Exact: a member is taken whenever the largest of those behind it can make up
-    the rest, and precisely then some smallest set contains it and all taken before. O(members x set size).
+    All members together must hold enough. The result is exact: a member is taken iff the largest later members can provide
+    the rest, which holds iff a smallest set contains it and all taken before. O(members x set size).
     """
     later = sorted(resident.reserved_on(device) for resident in ordered)
     count = 1

@@ -14,18 +14,18 @@ from supervisor.core.types import DeviceId, Devices, ModelId, Parts, RejectCode
 
 
 class EvictionBlock(StrEnum):
-    """Why a resident can't be evicted now. PINNED stays; all others pass."""
+    """Why a resident can't be evicted now. All blocks except PINNED are temporary."""
 
     NONE = "none"
     PINNED = "pinned"
     BUSY = "busy"  # has requests in flight
-    DRAINING = "draining"  # gets no new requests, and goes when those in flight have ended
+    DRAINING = "draining"  # gets no new requests, and stops when those in flight have ended
     STARTING = "starting"
-    STOPPING = "stopping"  # its memory is already on the way back
-    RESERVED = "reserved"  # an earlier plan loads it for a request that still waits
+    STOPPING = "stopping"  # its memory is already being returned
+    RESERVED = "reserved"  # an earlier plan will load it for a waiting request
     MIN_RESIDENCY = "young"  # within its minimum residency and in demand
     PROTECTED = "held"  # used within its hold_s
-    LAST_USED = "used"  # a moment ago, by a more urgent request than those it would go for
+    LAST_USED = "used"  # recently, by a more urgent request than those of the waiter
 
 
 PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.PROTECTED, EvictionBlock.LAST_USED})
@@ -34,36 +34,36 @@ PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.PROTECTED, Evict
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model that holds memory, as the planner sees it."""
+    """A model that holds memory, in the planner's view."""
 
     model: ModelId
     type: str
     priority: int
     devices: Devices
-    reserved_mib: tuple[
-        int, ...
-    ]  # device by device, max(lease, measured): what evicting it is expected to return there
+    reserved_mib: tuple[int, ...]  # device by device, max(lease, measured): the memory that its eviction should return
     block: EvictionBlock = EvictionBlock.NONE
     idle_s: float = 0.0
-    reload_s: float = 1.0  # what loading it again is expected to cost
+    reload_s: float = 1.0  # expected seconds of a reload
     in_flight: int = 0
     used_by: int = NORMAL  # the class that uses it, or used it last
 
     def reserved_on(self, device: DeviceId) -> int:
-        """The MiB that it holds on the device; 0 where it is not."""
+        """The MiB that the resident holds on the device; 0 if it isn't there."""
         return self.reserved_mib[self.devices.index(device)] if device in self.devices else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device as the planner sees it; `free_mib` is what a new lease may take now, the margin already taken off."""
+    """A device in the planner's view. `free_mib`: the largest possible new lease now, less the margin."""
 
     id: DeviceId
     total_mib: int
     usable_mib: int  # total minus margin: the largest model that can fit
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
-    outage: RejectCode | None = None  # set iff nobody knows when that ends: what those get who can only go here
+    outage: RejectCode | None = (
+        None  # set iff the block may never end: the rejection code of models that need this device
+    )
     title: str = ""
 
     @property
@@ -73,65 +73,65 @@ class DeviceView:
 
 
 Standing = tuple[float, int]
-"""The order of eviction: by priority, then by the class that used the model last, the least urgent first."""
+"""The order of eviction: by priority, then by the class of the last use, least urgent first."""
 
 
 class Idle(NamedTuple):
-    """An idle model that could go: from `until` on for any model that may evict it."""
+    """An idle model that could be evicted: from `until` on by any model that may evict it."""
 
-    standing: Standing  # as well as its value: at the time of the outline
+    standing: Standing  # like `value`, as of the time of the summary
     value: float
     model: ModelId
     reserved_mib: int
     reload_s: float
     last_used: float
     until: float
-    kept_until: float  # for whoever is less urgent than the class that used it last
+    kept_until: float  # until then protected from models less urgent than the class of its last use
     used_by: int
 
 
 Room = tuple[int, int, AbstractSet[ModelId]]
-"""What waiters leave of a device: the MiB now, the MiB in the end, and the models that they claim."""
+"""A device's room after earlier waiters: MiB now, MiB after all returns, and the models that they claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """How much could be had of a device, whoever asks and whatever is promised: enough to choose which waiter looks closely."""
+    """How much memory a device could provide, before promises to waiters: a rough figure to choose the waiters to plan."""
 
     free_mib: int
-    coming_mib: int  # on its way back
+    coming_mib: int  # being returned
     idle: tuple[Idle, ...]  # in eviction order
-    evictable_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
-    is_open: bool  # may a load begin there now?
+    evictable_mib: tuple[int, ...]  # sums of `idle` memory: of none, the first, the first two, and so on
+    is_open: bool  # whether a load may begin there now
     outage: RejectCode | None
-    across: tuple[ModelId, ...] = ()  # who has something on other devices, too
+    across: tuple[ModelId, ...] = ()  # models with memory on other devices, too
     promised_before: list[tuple[object, Room]] = field(
         default_factory=list, compare=False
-    )  # places and claims; what they leave
+    )  # cache: (places and claims, room after them)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A device set for the demanded model, and what the model would take of each device in it."""
+    """A device set for the demanded model, and the MiB that the model would take of each device."""
 
     devices: Devices
     need_mib: Parts
-    margin_mib: int = 0  # set iff the parts are in proportion to the room there, less so much
+    margin_mib: int = 0  # set iff the parts are in proportion to the room on each device less this margin
 
 
 @dataclass(frozen=True, slots=True)
 class LoadDemand:
-    """A model that somebody wants loaded."""
+    """A model to load, with its possible device sets."""
 
     model: ModelId
     type: str
     priority: int
     options: tuple[Option, ...]
-    spread: Spread | None = None  # set iff it may go over several devices where it can have none of the options
+    spread: Spread | None = None  # set iff the model may be split over several devices when no option is possible
 
     @property
     def devices(self) -> Devices:
-        """All devices where it may go."""
+        """All devices where the model may run."""
         spread = () if self.spread is None else self.spread.devices
         return tuple(dict.fromkeys((*(device for option in self.options for device in option.devices), *spread)))
 
@@ -147,7 +147,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Load now, nothing has to go."""
+    """Load now, without an eviction."""
 
     devices: Devices
     need_mib: Parts
@@ -156,7 +156,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Load on `devices` once `victims` (in eviction order) are gone."""
+    """Load on `devices` after `victims` (in eviction order) have ended."""
 
     devices: Devices
     need_mib: Parts
@@ -166,7 +166,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Load once `waits_for` can go (or, when empty, once its devices are unblocked). No devices: anywhere."""
+    """Load when `waits_for` can be evicted (or, if empty, when its devices are unblocked). No devices: anywhere."""
 
     devices: Devices
     need_mib: Parts

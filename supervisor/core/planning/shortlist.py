@@ -1,4 +1,4 @@
-"""The shortlist: the device sets at which a waiter should look closely, by a rough estimate from the last state of the devices.
+"""The shortlist: the device sets that the planner should evaluate for a waiter, by a rough estimate from device summaries.
 
 A plan for a device set costs a tenth of a millisecond, and there may be hundreds. An estimate costs a few microseconds.
 """
@@ -17,7 +17,7 @@ from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 
 Cost = tuple[int, Standing, int, float]
-"""Less is better. How bad the obstacle is; then, of the models that would have to go: the highest standing, number, value."""
+"""Less is better: severity of the obstacle; then, of the models to evict: highest standing, number, total value."""
 
 _NO_STANDING: Standing = (-math.inf, 0)
 _WORST_COST: Cost = (5, _NO_STANDING, 0, 0.0)
@@ -33,7 +33,7 @@ def shortlisted(
     before: Place | None,
     offered: set[DeviceId],
 ) -> list[Option]:
-    """The device sets worth a close look: the waiter's own place, and the most promising one of those offered."""
+    """The device sets to plan for: the waiter's own place, and the best one by estimate with an `offered` device."""
     own = [options[before.devices]] if before is not None and before.devices in options else []
     if own and offered == {*own[0].devices} and len(offered) == 1:
         return own
@@ -44,7 +44,7 @@ def shortlisted(
     for option in others:
         if option not in own and (cost := _estimate_cost(state, now, model, key, option, most)) < most:
             best, most = [*own, option], cost
-            if cost[0] == 0:  # it fits there, and those that come first are looked at first
+            if cost[0] == 0:  # the model fits there, and earlier options are preferred
                 break
     return best
 
@@ -71,7 +71,9 @@ def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Ke
             continue
         idle, enough = there.idle, most_count - count
         if in_the_way == most_way and 0 <= enough < len(idle) and there.evictable_mib[enough] < short_mib:
-            highest = max(highest, idle[enough].standing)  # it goes as well: as many as the best needs would not do
+            highest = max(
+                highest, idle[enough].standing
+            )  # evicted too: as many models as in the best option don't suffice
             if highest >= most_highest:
                 return (in_the_way, highest, most_count + 1, 0.0)
         for standing, _, model_id, reserved_mib, reload_s, last_used, until, kept_until, used_by in idle:
@@ -95,18 +97,16 @@ def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Ke
 
 
 def room_for_waiter(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
-    """The room that the waiters before `key` leave on the device: free now, in the end, and which models they claim."""
+    """The device's room after the waiters before `key`: MiB free now, MiB after all returns, and the models that they claim."""
     placed = state.wanted.placed_on(device)
-    claimed = {  # also by those who wait elsewhere
+    claimed = {  # also by waiters for other devices
         model_id for model_id in there.across if (keys := state.wanted.claimants(model_id)) and keys[0] < key
     }
     if not claimed and (not placed or placed[0] >= key):
         return there.free_mib, there.free_mib + there.coming_mib, _NO_MODELS
     places = [state.wanted.place(other[1]) for other in placed if other < key]
     before = places, frozenset(claimed)
-    if (
-        there.promised_before and there.promised_before[0][0] == before
-    ):  # mostly of all who wait there, and nothing has changed since
+    if there.promised_before and there.promised_before[0][0] == before:  # the usual case: nothing has changed since
         return there.promised_before[0][1]
     promised = evicted_mib = stopping = 0
     for place in places:

@@ -1,7 +1,7 @@
 """Snapshots for the planner: the devices where a model may go, the models that hold memory there, and the promised memory.
 
-A waiter sees the plans before its own as carried out: the models that they claim are gone, and theirs are loaded. So it can use
-the memory that is left over, but never takes memory that is being freed for an earlier waiter.
+A waiter's snapshot treats earlier plans as executed: their victims have ended, and their models are loaded. So the waiter can
+use the remaining memory, but never takes memory that is being freed for an earlier waiter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.core.types import DeviceId, Devices, ModelId, Parts, WorkerState
 
 
 def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) -> Snapshot:
-    """The devices as `asker` is to see them: with the promises to the waiters before it."""
+    """The devices for planning `asker`: with the promises to the waiters before it."""
     earlier: dict[ModelId, None] = {}
     for device in devices:
         for key in state.wanted.placed_on(device):
@@ -42,7 +42,7 @@ def _build_snapshot(
     state: SchedulerState, now: float, devices: Devices, asker: ModelId, promises: list[Resident], evicted: set[ModelId]
 ) -> Snapshot:
     residents = list(promises)
-    surplus = dict.fromkeys(devices, 0)  # by device: being freed, less what is promised of it
+    surplus = dict.fromkeys(devices, 0)  # by device: MiB being freed, less promised MiB
     going: list[tuple[Resident, DeviceId]] = []
     for promised in promises:
         for device in promised.devices:
@@ -57,7 +57,7 @@ def _build_snapshot(
         else:
             residents.append(resident)
     views = tuple(_view_for(state, device, mib, asker) for device, mib in surplus.items())
-    for resident, device in going:  # what they return beyond what is promised is on its way to anybody
+    for resident, device in going:  # memory returned beyond the promises is available to anybody
         if (mib := min(resident.reserved_on(device), surplus[device])) > 0:
             surplus[device] -= mib
             residents.append(replace(resident, block=EvictionBlock.STOPPING, devices=(device,), reserved_mib=(mib,)))
@@ -76,7 +76,7 @@ def by_leases(seen: Snapshot) -> Snapshot:
 
 
 def device_summary(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummary:
-    """The device's summary: how much memory could be had there. It is kept until something changes on the device."""
+    """The device's summary: how much memory it could provide. It is cached until something changes on the device."""
     ledger = state.ledger
     known = ledger.summary(device)
     if known is None:
@@ -115,7 +115,7 @@ def device_summary(state: SchedulerState, now: float, device: DeviceId) -> Devic
 
 
 def usable_spread(state: SchedulerState, now: float, model: ModelState) -> Spread | None:
-    """How the model may go over several devices. Of more devices than a program can use, those with most to be had."""
+    """How the model may be split over several devices: of more devices than a program can use, those with most room."""
     spread = model.spread(state.ledger.devices())
     if spread is None or len(spread.devices) <= MOST_PARTS:
         return spread
@@ -140,12 +140,12 @@ def _view_for(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: 
         blocked = f"{loading} is loading"
     if blocked == view.blocked and surplus_mib >= 0:
         return view
-    # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
+    # Below zero, earlier waiters have promises beyond the memory being freed: that much isn't free for this waiter.
     return replace(view, free_mib=view.free_mib + min(0, surplus_mib), blocked=blocked)
 
 
 def _is_loading(state: SchedulerState, device: DeviceId) -> ModelId | None:
-    """The model whose load keeps others from starting on the device; None: another load may start."""
+    """The model whose load prevents another start on the device; None: another load may start."""
     starting = [lease.holder[0] for lease in state.ledger.leases_on(device) if lease.phase is Phase.STARTING]
     return None if not starting or state.admission.may_load(len(starting)) else starting[-1]
 
@@ -173,7 +173,7 @@ def _residents_of_worker(
 
 
 def resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: EvictionBlock) -> Resident:
-    """The model with these leases, as the planner sees it."""
+    """The model with these leases, in the planner's view."""
     spec = model.spec
     reserved_mib = tuple(lease.reserved_mib for lease in leases)
     return Resident(

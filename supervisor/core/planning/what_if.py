@@ -1,7 +1,7 @@
 """A trial plan: the planner's answer for a model as it might be configured. Nothing is loaded or changed.
 
-The model's own worker counts as gone, since another definition replaces it. Obstacles that pass by themselves don't count: a
-load that is under way on a device, a minimum residency, a hold.
+The model's own worker counts as stopped, since another definition replaces it. Temporary obstacles don't count: a running
+load on a device, a minimum residency, a hold.
 """
 
 from __future__ import annotations

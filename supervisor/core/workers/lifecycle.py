@@ -1,7 +1,7 @@
-"""A worker's life: one literal table says which state follows which trigger, and what is set and cleared on the way.
+"""A worker's lifecycle: one table with the next state for each state and trigger, and the fields to set and clear.
 
-An impossible transition raises, changes nothing, and prints the worker's story: a wrong state is a bug in the
-scheduler, and the story shows where it began.
+An impossible transition raises, changes nothing, and prints the worker's history: a wrong state is a bug in the
+scheduler, and the history shows its origin.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from supervisor.core.types import Devices, Generation, WorkerState
 
 
 class Trigger(StrEnum):
-    """What can happen to a worker."""
+    """The triggers of a worker's transitions."""
 
-    START = "start"  # its memory is free: spawn it
+    START = "start"  # its memory is free: spawn the worker
     READY = "ready"  # it answers
-    DRAIN = "drain"  # no new requests; stop it when the running ones end
-    RESUME = "resume"  # nobody wants it drained any more
-    STOP = "stop"  # signals are on their way
-    RELEASED = "gone"  # its process tree is gone and its memory is back
-    CRASH = "crash"  # it ended by itself; try again later
-    FAIL = "fail"  # it ended by itself too often, or can never work, or llmux makes a mistake over it
+    DRAIN = "drain"  # no new requests; stop when the running ones end
+    RESUME = "resume"  # the reason for the drain has ended
+    STOP = "stop"  # the engine terminates the worker
+    RELEASED = "gone"  # its process tree has ended and its memory is back
+    CRASH = "crash"  # the worker ended by itself; retry later
+    FAIL = "fail"  # it crashed too often, can never work, or llmux has a bug in handling it
     RETRY = "retry"  # the pause after a crash is over
-    RESET = "reset"  # an operator says: try again
+    RESET = "reset"  # an operator orders a retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _on_stop(model: ModelState, entry: Entry) -> None:
 
 
 def _on_end(model: ModelState, entry: Entry) -> None:
-    """Also after a crash: `retry_at` is set iff it is tried again by itself."""
+    """The worker has ended, also by a crash. `retry_at` is set iff the model is retried automatically."""
     model.worker = model.drain = model.keep_alive_at = model.mistake = None
     model.crashes = replace(model.crashes, retry_at=entry.retry_at)
 
@@ -84,7 +84,7 @@ def _on_reset(model: ModelState, _entry: Entry) -> None:
 
 
 class Transition(NamedTuple):
-    """The state that a trigger leads to, and the function that sets and clears the model's fields."""
+    """The state after a trigger, and the function that sets and clears the model's fields."""
 
     to: WorkerState
     enter: Callable[[ModelState, Entry], None]
@@ -120,7 +120,7 @@ TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
 
 
 class ImpossibleTransitionError(AssertionError):
-    """The table has no such transition. A bug; the message tells the worker's story."""
+    """The table has no such transition. A bug; the message contains the worker's history."""
 
 
 def advance(
@@ -133,10 +133,10 @@ def advance(
     drain: Drain | None = None,
     retry_at: float | None = None,
 ) -> None:
-    """Take the transition at `now`, or raise ImpossibleTransitionError and change nothing."""
+    """Make the transition at `now`, or raise ImpossibleTransitionError and change nothing."""
     transition = TABLE.get((model.state, trigger))
     if transition is None:
-        message = f"{model.id}: {trigger} in {model.state} ({reason}); story:\n{model.life.story()}"
+        message = f"{model.id}: {trigger} in {model.state} ({reason}); story:\n{model.life.history_text()}"
         raise ImpossibleTransitionError(message)
     transition.enter(model, Entry(now, devices, drain, retry_at))
     model.life.enter(transition.to, trigger, now, reason)

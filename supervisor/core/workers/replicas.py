@@ -1,16 +1,15 @@
 """Replicas: several workers of one model, which share its queue.
 
-The configured model is the first replica; `name#2`, `name#3` … are models of their own in the scheduler, with leases,
-crashes and evictions of their own. All requests wait in the first one's line, whoever is loaded, and whichever replica has a
-place takes the next.
+The configured model is the first replica; `name#2`, `name#3` … are separate models in the scheduler, with their own leases,
+crashes and evictions. All requests wait in the first one's queue, and any replica with a free place takes the next request.
 
-A request that needs not wait goes to the replica that answered the beginning of its conversation last, as long as that has
-a place: a prompt that it has in its cache costs nothing. Else it goes to the one with the fewest requests.
+A request that needn't wait goes to the replica that last answered the same conversation, if that replica has a free place:
+its cache already contains the prompt. Else the request goes to the replica with the fewest requests.
 
-While none of them is loaded, the first is loaded as any model is; if that has failed, the next. The others never evict
-anybody: `replicas` of them are loaded when memory is free, and further ones, up to `replica_max`, while at least as many
-requests wait as one more would take. Those go when they have been idle for `replica_idle_s`, the first `replicas` all together
-when the keep-alive of the last one is over.
+While no replica is loaded, the first is loaded like any model; if that has failed, the next. Loads of other replicas never
+evict: `replicas` of them are loaded when memory is free, and further ones, up to `replica_max`, while the queue would fill
+one more. These are unloaded after `replica_idle_s` without requests; the first `replicas` are unloaded together, when the last
+keep-alive among them ends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from supervisor.core.types import MODEL_PLACEHOLDER, Limits, ModelId, ModelSpec,
 from supervisor.core.workers.termination import refusal
 
 RETRY_S = 30.0
-"""After so many seconds a further replica that found no place is tried again."""
+"""Seconds until the next try to load a further replica that found no place."""
 
 
 def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec]:
@@ -62,7 +61,7 @@ def further_replicas(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
 
 
 def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
-    """By model, for those with several replicas: all its replicas, the first one first. `specs`: see `expanded`."""
+    """Models with several replicas → all their replicas, the first one first. `specs`: see `expanded`."""
     found: dict[ModelId, tuple[ModelId, ...]] = {}
     for spec in specs:
         if spec.replica_of is not None:
@@ -81,15 +80,15 @@ def chosen_replica(state: SchedulerState, model: ModelState, demand: Demand) -> 
         for each in open_:
             if each.id == known:
                 return each
-    # Of equals those that stay are preferred, so that the others can go.
+    # Among equals prefer lasting replicas, so that extra ones become idle.
     return min(open_, key=lambda each: (len(each.in_flight), each.spec.extra, each.last_used), default=None)
 
 
 def demands_to_plan_first(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
     """The demands to plan before `demand`, each to be accepted only where the load can start at once.
 
-    First without the devices that another replica of the model uses. And nothing is evicted for a further replica, which can only
-    use free memory: so it may go over several devices even where one alone might have room later.
+    First without the devices that other replicas of the model use. A further replica never evicts and uses only free memory:
+    so it may be split over several devices even if a single device might have room later.
     """
     if model.queue_key not in state.groups:
         return
@@ -108,7 +107,7 @@ def demands_to_plan_first(state: SchedulerState, model: ModelState, demand: Load
 
 
 def with_placeholder(state: SchedulerState, model: ModelState, reason: str) -> str:
-    """`reason` for clients, who may know the model by another name: with ASKED in place of its own."""
+    """`reason` with a placeholder for the model's id, for clients that may know the model by another name."""
     if model.queue_key not in state.groups:
         return reason
     return re.sub(rf"\b{re.escape(model.queue_key)}\b", MODEL_PLACEHOLDER, reason)
@@ -117,11 +116,11 @@ def with_placeholder(state: SchedulerState, model: ModelState, reason: str) -> s
 def models_to_balance(
     state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None
 ) -> Iterable[ModelId]:
-    """The models whose replicas this event may concern: all of them, except for the usual events of requests.
+    """The models whose replicas this event may affect: all, except for the usual events of requests.
 
-    `running`: the worker that had the request which is finished, if any had it.
+    `running`: the worker of the request that has finished, if it had one.
     """
-    if type(event) is WorkerAdopted:  # more of them may follow
+    if type(event) is WorkerAdopted:  # more adoptions may follow
         return ()
     if type(event) is RequestArrived:
         name = event.model
@@ -129,14 +128,14 @@ def models_to_balance(
         name = running
     else:
         return state.groups
-    if any(type(effect) is Reject for effect in effects):  # of others, who waited too long
+    if any(type(effect) is Reject for effect in effects):  # rejections of other requests, after too long a wait
         return state.groups
     names = {name, *(about for effect in effects if (about := getattr(effect, "model", None)) is not None)}
     return sorted({base_of(name) for name in names} & state.groups.keys())
 
 
 def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
-    """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `models_to_balance`."""
+    """Request the replicas of each model to load now. Returns whether waiters must be planned. `running`: see `models_to_balance`."""
     changed = False
     for key in models_to_balance(state, event, step.effects, running):
         model = state.models.get(key)
@@ -162,7 +161,7 @@ def _balance_replicas(state: SchedulerState, step: Step, model: ModelState) -> b
 
 
 def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Reject the requests for a model that can't be loaded. Its other replicas may have served them until now."""
+    """Reject the requests for a model that can't be loaded. Until now, other replicas may have served them."""
     if state.waiting_for(model) and (refused := refusal(state, model, step.now)) is not None:
         code, message, retry_after_s = refused
         reject_all(state, step, model, code, message, retry_after_s=retry_after_s)

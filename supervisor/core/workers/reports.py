@@ -1,7 +1,7 @@
 """Reports of workers and devices: ready, unready, and how much memory.
 
-Every report names its worker by model and generation; one about an older worker is dropped. A memory reading is taken
-beside the events, so it can be older than what is known already: it counts from the time it began.
+Every report identifies its worker by model and generation; reports about older workers are dropped. Memory is read in
+parallel to the events, so a reading may be older than the current state: its time is the time when it began.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEARN_STEP = 1.05
 
 
 def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
-    """A worker answers, for the first time or again: dispatch the requests that wait for it in this step."""
+    """A worker answers, for the first time or again: dispatch its waiting requests in the same step."""
     model = state.current(event.model, event.generation)
     if model is None or model.state not in {WorkerState.STARTING, WorkerState.READY}:
         return
@@ -38,10 +38,10 @@ def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
 
 
 def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
-    """Take over a ready worker of a predecessor. The predecessor's requests on it count until each is finished."""
+    """Take over a ready worker of a predecessor. The predecessor's requests on it count until each has finished."""
     model = state.models[event.model]
     model.generation = Generation(event.generation - 1)
-    if model.has_failed:  # its files are gone, and it was started before; or it failed meanwhile
+    if model.has_failed:  # its files were removed after its start, or it failed meanwhile
         advance(model, Trigger.RESET, step.now, "handed over")
     advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
     if not model.spec.remote:
@@ -89,7 +89,7 @@ def _mark_reachable(step: Step, model: ModelState) -> None:
 
 
 def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
-    """A worker does not answer for now: new requests wait."""
+    """A worker doesn't answer now: new requests wait."""
     model = state.current(event.model, event.generation)
     if model is None:
         return
@@ -101,7 +101,7 @@ def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
 
 
 def _mark_unreachable(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
-    """A remote model doesn't answer. Nobody here can mend that or knows when it ends, so its requests are rejected."""
+    """A remote model doesn't answer. The end of the outage is unknown, so its requests are rejected."""
     if model.state is WorkerState.STARTING:
         advance(model, Trigger.READY, step.now, reason)
     elif model.state is not WorkerState.READY:
@@ -114,8 +114,8 @@ def _mark_unreachable(state: SchedulerState, step: Step, model: ModelState, reas
 
 
 def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
-    """Enter a reading of the memory in the ledger, and go on with models whose memory is back."""
-    stale = {device.id for device in event.devices if device.stale}  # what it says of workers there is older than it is
+    """Enter a memory reading in the ledger, and continue with models whose memory is back."""
+    stale = {device.id for device in event.devices if device.stale}  # with outdated values of workers
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
             step.about = worker.model
@@ -135,9 +135,9 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
 
 
 def _learn_from_sample(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
-    """Learn the most memory that the worker was seen to take, from readings that begin after it was ready and aren't empty.
+    """Learn the worker's highest measured use, from non-empty readings that began after it was ready.
 
-    Of a model in unequal parts, which differ from load to load, keep what all of them took together.
+    The unequal parts of a split model differ from load to load, so learn the sum of all parts.
     """
     model = state.current(worker.model, worker.generation)
     if model is None or model.state is not WorkerState.READY or model.partner is not None:
@@ -150,7 +150,7 @@ def _learn_from_sample(state: SchedulerState, step: Step, worker: WorkerSample, 
     parts = {
         lease.device: lease.measured_mib or 0
         for lease in state.ledger.leases_of(model.holder)
-        if not state.ledger.has_unsampled_worker(lease.device)  # its last reading may be of a time when it still loaded
+        if not state.ledger.has_unsampled_worker(lease.device)  # its last reading may be from the time of the load
     } | {worker.device: used_mib}
     if all(parts.get(device) for device in model.devices):
         for device in model.devices:
@@ -166,7 +166,7 @@ def _learn_footprint(state: SchedulerState, step: Step, model: ModelState, devic
 
 
 def watch_memory(state: SchedulerState, step: Step) -> None:
-    """Warn of memory that does not come back, and quarantine its device when it stays away for longer."""
+    """Warn about memory that isn't returned, and quarantine its device after a longer time."""
     for alert in state.ledger.overdue(step.now):
         step.emit(alert)
         step.decide(alert.code, alert.model, alert.message)

@@ -1,10 +1,10 @@
-"""How a worker ends, and what comes after: stopped by us, crashed, or not to be killed; tried again, given up, forgotten.
+"""The end of a worker (stop, crash, unkillable process) and its consequences: retry, failure, or removal of the model.
 
-A worker that was stopped stays STOPPING until its process tree is gone and its memory is back. One that ended by itself
-enters BACKOFF at once (tried again later, the pause doubles each time) or FAILED (it ended too often, or can never
-work): its memory may still be on its way, but that is the ledger's business. One that was loaded, or failed of a cause
-that may mend itself, comes back by itself as long as nothing has to go for it. What the host refuses (descriptors, disk
-space) is never the model's fault: such a start is tried again and doesn't count.
+A stopped worker stays STOPPING until its process tree has ended and its memory is back. The model of a crashed worker
+enters BACKOFF at once (retried later; the pause doubles each time) or FAILED (too many crashes, or hopeless); the ledger
+tracks the memory still to be returned. A model that was loaded, or failed with a cause that may pass, is reloaded
+automatically if this needs no eviction. If the host refuses a start (descriptors, disk space), the model isn't at fault:
+the start is retried and doesn't count as a crash.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
 
 TROUBLE_RETRY_S = 10.0
-"""After how many seconds a client may ask again for a model whose trouble somebody may mend."""
+"""Seconds until a client may retry a request for a model whose trouble can be repaired."""
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
-"""Such a start would fail the same way again, so llmux doesn't repeat it by itself."""
+"""Such a start would fail again in the same way, so llmux doesn't retry it automatically."""
 
 FAILS_AT_ONCE = HOPELESS | {CrashClass.UNUSABLE}
-"""After one such start the model has failed."""
+"""The model fails after one such start."""
 
 
 def stop_worker(
     state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
 ) -> None:
-    """Stop the worker after its running requests, which get the drain time to end; with `force` at once."""
+    """Stop the worker after its running requests, at the latest after the drain time; with `force` at once."""
     if not model.has_worker:
         return
     if model.state is WorkerState.STOPPING:
@@ -56,7 +56,7 @@ def stop_worker(
         return
     if model.in_flight and not force:
         until = step.now + state.admission.ordered_drain_s(model.spec)
-        if model.drain is not None:  # to ask again gives them no more time
+        if model.drain is not None:  # a repeated order doesn't extend the time
             until = min(until, model.drain.until)
         state.wake(until, model.id)
         drain = Drain(cause, reason, step.now, until)
@@ -74,11 +74,11 @@ def stop_worker(
 def stop_now(
     state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
 ) -> None:
-    """Stop the worker now. Its memory stays leased until its process tree is gone and the device shows the memory back."""
+    """Stop the worker now. Its memory stays leased until its process tree has ended and the device shows the memory free."""
     advance(model, Trigger.STOP, step.now, reason)
     if not model.spec.remote:
         state.ledger.stopping(model.holder)
-    if model.partner is not None:  # its process is somebody else's: there is nothing to stop
+    if model.partner is not None:  # another program's process: llmux can't stop it
         model.worker = Worker(model.devices, exited=True)
         state.ledger.returning(model.holder, step.now)
     else:
@@ -97,7 +97,7 @@ def cut_requests(step: Step, model: ModelState, reason: str) -> None:
 
 
 def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
-    """A worker's process tree is gone: its requests are over. The cause of its end decides what happens to the model next."""
+    """A worker's process tree has ended, and so have its requests. The cause decides the model's next state."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return
@@ -107,7 +107,7 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
     model.in_flight.clear()
     if not model.spec.remote:
         state.ledger.returning(model.holder, step.now)
-    if model.drain is not None and model.drain.is_ordered:  # it had to go anyway: there is nothing to try again
+    if model.drain is not None and model.drain.is_ordered:  # its stop was ordered anyway: no retry
         if event.crash is not None:
             step.decide("crash", model.id, f"{event.crash.kind}: {event.crash.operator_summary}")
         advance(model, Trigger.STOP, step.now, model.drain.reason)
@@ -121,7 +121,7 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
 
 
 def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """End STOPPING if the tree is gone *and* its memory is back; then apply the changes that waited for that."""
+    """End STOPPING if the process tree has ended *and* its memory is back; then apply waiting changes."""
     if model.state is not WorkerState.STOPPING or state.ledger.holds(model.holder):
         return
     if model.mistake is not None:
@@ -151,11 +151,11 @@ def _handle_crash(state: SchedulerState, step: Step, model: ModelState, crash: C
 
 
 def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Repeat a start that ran out of memory, once, with a larger footprint: it was too small, or another program took memory."""
+    """Retry a start that ran out of memory once, with a larger footprint: it was too small, or another program took memory."""
     model.crashes = replace(model.crashes, oom_retried=True)
     changes: list[str] = []
     leases = state.ledger.leases_of(model.holder)
-    if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: all of it is raised
+    if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: raise the total
         mib = int(sum(lease.reserved_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
         for lease in leases:
             _raise_footprint(state, step, model, lease.device, mib)
@@ -179,7 +179,7 @@ def _raise_footprint(state: SchedulerState, step: Step, model: ModelState, devic
 
 
 def _count_crash(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:
-    """Count the crash. True when the model has failed now."""
+    """Count the crash. Returns whether the model fails now."""
     if crash.kind is CrashClass.HOST:
         model.crashes = replace(model.crashes, refusals=model.crashes.refusals + 1)
         return False
@@ -190,7 +190,7 @@ def _count_crash(state: SchedulerState, step: Step, model: ModelState, crash: Cr
 
 
 def _fail_model(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
-    """Give the model up until an operator asks for it or, where the cause may mend itself, until a long pause is over."""
+    """Give the model up until an operator loads it or, if the cause may pass, until a long pause is over."""
     is_hopeless = crash.kind in HOPELESS
     retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
     window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
@@ -209,7 +209,7 @@ def _fail_model(state: SchedulerState, step: Step, model: ModelState, crash: Cra
 
 
 def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], why: str) -> None:
-    """Fail the models over which llmux made a mistake: at once, or when their worker has ended its requests and is gone."""
+    """Fail the models that llmux mishandled: at once, or after their worker has completed its requests and ended."""
     crash = Crash(CrashClass.UNKNOWN, f"llmux made a mistake over it ({why}), which its log tells")
     for model in [state.models[name] for name in models if name in state.models]:
         step.about = model.id
@@ -243,11 +243,11 @@ class Failed(NamedTuple):
     """The rejection for clients of a failed model."""
 
     message: str
-    retry_after_s: float | None  # None: never by itself
+    retry_after_s: float | None  # None: no automatic retry
 
 
 def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[RejectCode, str, float | None] | None:
-    """The rejection of a request that only this model could serve: code, message, retry_after_s. None: it may be loaded."""
+    """The rejection of a request that only this model could serve: code, message, retry_after_s. None: the model may be loaded."""
     if model.stuck and model.spec.remote:
         return RejectCode.LOAD_FAILED, f"{MODEL_PLACEHOLDER} can't be started: its last worker can't be ended", None
     if model.stuck:
@@ -258,7 +258,7 @@ def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[Rejec
 
 
 def failure_rejection(model: ModelState, now: float) -> Failed:
-    """Why the model doesn't start, in our own words, and when to ask again."""
+    """Why the model doesn't start, without worker output, and when to retry."""
     if model.spec.trouble:
         return Failed(
             f"{MODEL_PLACEHOLDER} can't run here: {model.spec.trouble}. It is served once that is mended.",
@@ -277,9 +277,9 @@ def failure_rejection(model: ModelState, now: float) -> Failed:
 
 
 def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Fail a model that can't run on this machine now, until its specification says otherwise.
+    """Fail a model that can't run on this machine now, until its specification has no `trouble`.
 
-    A worker that it still has goes on. It is wanted as before when the trouble is over.
+    A running worker continues. The model keeps its load intent for the time after the trouble.
     """
     if not model.spec.trouble or model.state is not WorkerState.STOPPED:
         return
@@ -296,9 +296,9 @@ def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None
 def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     limits = state.limits
     crashes = model.crashes
-    doublings = min((crashes.refusals or len(crashes.times)) - 1, 64)  # a float overflows beyond a thousand
+    doublings = min((crashes.refusals or len(crashes.times)) - 1, 64)  # a float overflows at about 1000
     delay = min(limits.backoff_max_s, limits.backoff_first_s * 2.0**doublings)
-    # Deterministic, so that a replay decides the same; different for each model, so that they don't all retry at once.
+    # Deterministic, for replays; different for each model, so that they don't all retry at once.
     noise = random.Random(f"{model.id}:{model.generation}").uniform(-1.0, 1.0)  # noqa: S311 (not for secrets)
     delay *= 1.0 + limits.backoff_jitter * noise
     retry_at = step.now + delay
@@ -308,7 +308,7 @@ def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash
 
 
 def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> None:
-    """SIGKILL did not end the worker: quarantine its devices until it is gone, and let no request wait for it."""
+    """SIGKILL did not end the worker: quarantine its devices until it ends, and reject its waiting requests."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return
@@ -325,7 +325,7 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
 
 
 def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """The model's worker is gone: apply a changed specification, or forget a removed model."""
+    """After the end of the model's worker, apply a changed specification, or forget a removed model."""
     if model.removed:
         forget(state, step, model)
         return
@@ -339,7 +339,7 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
 def remove(
     state: SchedulerState, step: Step, model: ModelState, reason: str = "removed from the configuration"
 ) -> None:
-    """Remove a model that is no longer configured, or a partner whose lease is over: forget it when nothing of it is left."""
+    """Remove a model that is no longer configured, or a partner with an ended lease; forget it without worker and leases."""
     model.change = Change(None)
     message = f"{MODEL_PLACEHOLDER} was removed from the configuration."
     reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)
@@ -350,9 +350,9 @@ def remove(
 
 
 def forget(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Drop a removed model once nothing of it is left; until then every reading of the memory asks again.
+    """Drop a removed model if it has no worker and no leases; else every memory reading tries again.
 
-    Should the model come back, its generations continue, so that no late message can be about the new worker.
+    If the model is configured again, its generations continue, so that no late message matches the new worker.
     """
     state.update_wanted(model)
     if model.has_worker or state.ledger.holds_any(model.id):

@@ -291,7 +291,7 @@ class TestEveryAction:
         act(world)
         world.run(SETTLING.get(name, 8))
         found = world.scheduler.state.models[A]
-        assert (world.state("a"), bool(re.match(reason, found.life.reason))) == (state, True), found.life.story()
+        assert (world.state("a"), bool(re.match(reason, found.life.reason))) == (state, True), found.life.history_text()
         decisions = world.reasons("a")
         assert any(kind == each and re.match(why, told) for each, told in decisions), decisions
 
