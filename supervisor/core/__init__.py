@@ -1,1 +1,1 @@
-"""The decisions: a deterministic state machine, events in and effects out. No clock, no I/O, no asyncio, no logging."""
+"""The decision logic: a deterministic state machine from events to effects. No clock, no I/O, no asyncio, no logging."""

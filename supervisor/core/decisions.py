@@ -46,7 +46,7 @@ class DecisionLog:
                     )
 
     def last(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
-        """The last decisions, oldest first: all, or those about one model and its replicas (kept even when others were many)."""
+        """The last decisions, oldest first: all, or those about one model and its replicas (kept even if others had many)."""
         kept = self._decisions if model is None else self._by_model.get(base_of(model), deque())
         return list(kept)[-limit:]
 

@@ -40,7 +40,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Everything that the admission policy knows of a request."""
+    """All properties of a request that the admission policy uses."""
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # empty: the request names no tenant

@@ -49,7 +49,7 @@ class QueueLoad:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """End the ticket with an error. Without `retry_after_s` nothing changes until a person does something.
+    """End the ticket with an error. Without `retry_after_s` a retry only helps after a person has acted.
 
     `message` names the ticket's model as `types.MODEL_PLACEHOLDER`.
     """

@@ -44,7 +44,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A dispatched or queued request is over, however it ended (its client may have disconnected)."""
+    """A dispatched or queued request has ended, for any reason (its client may have disconnected)."""
 
     ticket: TicketId
     tokens: int = 0  # as its answer reports, if an account counts tokens
@@ -53,7 +53,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequested:
-    """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
+    """An operator (or preload) loads the model regardless of the traffic. Clears FAILED."""
 
     model: ModelId
 
@@ -121,7 +121,7 @@ class ClientsRead:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The worker's whole process tree is gone. `crash` is None when llmux stopped it."""
+    """The worker's whole process tree has ended. `crash` is None when llmux stopped the worker."""
 
     model: ModelId
     generation: Generation
@@ -130,7 +130,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnkillable:
-    """The worker's process tree is still there after SIGKILL and a bounded wait."""
+    """The worker's process tree still exists after SIGKILL and a bounded wait."""
 
     model: ModelId
     generation: Generation

@@ -226,7 +226,7 @@ class ModelState:
 
     @property
     def used_by(self) -> int:
-        """The most urgent class of its requests, or else that of the last one."""
+        """The most urgent class of its running requests, else the class of the last request."""
         return min((demand.priority for demand in self.in_flight.values()), default=self.last_priority)
 
     @property
@@ -298,7 +298,7 @@ class ModelState:
         return known[2], known[3]
 
     def least_mib(self, device: DeviceId, devices: tuple[DeviceSpec, ...]) -> int | None:
-        """The least MiB that the model may have to lease on `device`; None: it never goes there."""
+        """The least MiB that the model may have to lease on `device`; None: it never runs there."""
         options, apart = self._options_and_spread(devices)
         if apart is not None and device in apart.devices:
             return apart.margin_mib + 1

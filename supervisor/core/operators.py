@@ -1,4 +1,4 @@
-"""Operators' orders: load, unload, cancel a load, pin, other settings, another configuration, shutdown.
+"""Orders of operators: load, unload, cancel a load, pin, change settings or the configuration, shut down.
 
 A load ends with a loaded model or with a reason for the failure. A load without a place is given up after the longest
 time that a request may wait. A changed definition needs another worker: the running one ends after its requests, then
@@ -50,7 +50,7 @@ def _reset_failures(step: Step, model: ModelState, reason: str) -> None:
 
 
 def unload(state: SchedulerState, step: Step, event: UnloadRequested) -> None:
-    """Unload the model. Only a new request or a new load brings it back."""
+    """Unload the model. Only a new request or load order loads it again."""
     model = state.models.get(event.model)
     if model is None:
         return

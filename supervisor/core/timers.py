@@ -1,4 +1,4 @@
-"""Timers: the end of a backoff, of a drain, of an idle model's keep-alive, of a request's patience, and the
+"""Timers: the end of a backoff, of a drain, of an idle model's keep-alive, of a request's waiting time, and the
 return of a default model.
 
 A timer only triggers a check of a model; the due action follows from the model's state, so a late or unnecessary timer

@@ -74,7 +74,7 @@ class Footprint:
     each_mib: int = 0  # added for each further device of a split model
 
     def share(self, parts: int) -> Footprint:
-        """The footprint of one of so many equal parts."""
+        """The footprint of one of `parts` equal parts."""
         if parts == 1:
             return self
         return replace(self, mib=-(-self.mib // parts), detail=f"one of {parts} parts of {self.mib} MiB: {self.detail}")
@@ -269,7 +269,7 @@ class Crash:
     summary: str
     log_tail: tuple[str, ...] = ()
     exit_code: int | None = None  # negative: the signal's number
-    quote: str = ""  # the same line in the worker's own words
+    quote: str = ""  # the same line, quoted from the worker's output
 
     @property
     def operator_summary(self) -> str:

@@ -96,7 +96,7 @@ class Engine(ReadDoor):
         self._recovery = Recovery(self._scheduler)
         self._recordings = set[Recording]()
         self.last_decision_s = 0.0  # duration of the scheduler's last decision, except for routine requests
-        self.before_line: Callable[[], None] = lambda: None  # called before a log line, to flush earlier lines
+        self.before_line: Callable[[], None] = lambda: None  # called before a log line, to write earlier lines first
         self.observers: list[Observer] = []  # called for each event, after its effects have started
         self.traffic: list[Callable[[], None]] = []  # called instead when a request was dispatched at once, or ended
         self._fleet = fleet
@@ -203,7 +203,7 @@ class Engine(ReadDoor):
                 for notice in self.traffic:
                     notice()
                 return
-            self._waits.look(self._scheduler.state, at)
+            self._waits.update(self._scheduler.state, at)
             happened = event.event or event if type(event) is Mishandled else event
             for observe in self.observers:
                 observe(happened, effects)

@@ -226,4 +226,6 @@ def _core_classes() -> dict[str, type]:
         for name, kind in getmembers(module, isclass)
         if kind.__module__ == module.__name__
     }
-    return own | {kind.__name__: kind for kind in AdmissionPolicy.__subclasses__()}  # a policy may stand elsewhere
+    return own | {
+        kind.__name__: kind for kind in AdmissionPolicy.__subclasses__()
+    }  # a policy may be defined in another package

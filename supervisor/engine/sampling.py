@@ -18,7 +18,7 @@ IDLE_S = 2.0
 
 
 class Sampling:
-    """Calls each of `samples` again and again. Use from the event loop's thread."""
+    """Calls each of `samples` periodically. Use from the event loop's thread."""
 
     def __init__(self, samples: Iterable[Callable[[], Awaitable[None]]], is_impatient: Callable[[], bool]) -> None:
         self._samples = [(sample, asyncio.Event()) for sample in samples]
@@ -47,7 +47,7 @@ class Sampling:
             try:
                 await sample()
             except Exception:
-                log.exception("memory.sampling_failed")  # a bug of ours must not end the readings for good
+                log.exception("memory.sampling_failed")  # a bug in llmux must not stop the readings for ever
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IMPATIENT_S if self._is_impatient() else IDLE_S):
                     await now.wait()

@@ -437,14 +437,14 @@ class ReadDoor:
         """The remaining amount of each limit of these accounts."""
         return self._scheduler.state.admission.accounts.standings(accounts, self.clock())
 
-    def over(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
+    def limit_rejection(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
         """The rejection that a request of these accounts would get now; None: no limit is reached."""
         reached = self._scheduler.state.admission.accounts.reached(accounts, self.clock())
         return None if reached is None else limit_refusal(ticket, reached)
 
     def limited(self) -> list[Standing]:
         """The standing of every partly used limit, of all accounts."""
-        return self._scheduler.state.admission.accounts.taken(self.clock())
+        return self._scheduler.state.admission.accounts.used_limits(self.clock())
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
         """The last decisions, oldest first: about one model, or all."""

@@ -44,7 +44,7 @@ class WaitTrace:
 
     @classmethod
     def lost(cls, model: ModelId, since: float, until: float) -> WaitTrace:
-        """The time that a request lost at a worker which ended before it took the request."""
+        """The time that a request lost at a worker that ended before it took the request."""
         wait = cls(model, since, _Phase(WaitReason(WaitKind.RETRY, "another worker: the first ended too early"), since))
         wait.end(until)
         return wait
@@ -80,7 +80,7 @@ class Waits:
     def __init__(self) -> None:
         self._current: dict[ModelId, _Phase] = {}
 
-    def look(self, state: SchedulerState, now: float) -> None:
+    def update(self, state: SchedulerState, now: float) -> None:
         """Begin a new phase for each model whose wait reason has changed. Costs nothing while no request waits."""
         waiting = state.queue.models()
         if not waiting and not self._current:

@@ -152,7 +152,7 @@ class AdmissionPolicy:
         return matures_at if queue.count(model.queue_key) else now
 
     def matures_at(self, model: ModelState) -> float:
-        """When the minimum residency of its worker ends."""
+        """When the minimum residency of the model's worker ends."""
         return model.ready_at + self.limits.min_residency_s
 
     def protected_until(self, model: ModelState) -> float:

@@ -94,11 +94,11 @@ class FairShares:
             self.version += 1
 
     def left(self, demand: Demand) -> None:
-        """A queued request is over without a worker."""
+        """A queued request has ended without a worker."""
         self._close_request((demand.priority, demand.tenant))
 
     def began(self, ticket: TicketId, model: ModelId, demand: Demand, now: float) -> None:
-        """A worker has the request."""
+        """A worker gets the request."""
         share = (demand.priority, demand.tenant)
         clock = self._clocks.get(model)
         if clock is None:
@@ -111,7 +111,7 @@ class FairShares:
         self.version += 1
 
     def ended(self, ticket: TicketId, now: float) -> None:
-        """A running request is over, however it ended."""
+        """A running request has ended, with or without success."""
         charge = self._running.pop(ticket)
         clock = self._clocks[charge.model]
         took_s = clock.run(now, -1) - charge.began_at_s

@@ -153,7 +153,7 @@ class Accounts:
         """The standing of every limit of these accounts. Changes nothing."""
         return [standing for account in accounts for standing in self._account_standings(account, now)]
 
-    def taken(self, now: float) -> list[Standing]:
+    def used_limits(self, now: float) -> list[Standing]:
         """The standing of every partly used limit, by account."""
         known = (Account(name, usage.limits) for name, usage in sorted(self._usages.items()))
         return [standing for standing in self.standings([*known], now) if standing.remaining < standing.limit]

@@ -171,7 +171,7 @@ class AdmissionQueue:
         return self._arrivals[line.head]
 
     def remove(self, ticket: TicketId) -> Waiting | None:
-        """Take this request out, wherever it stands in the queue; None when it isn't queued."""
+        """Remove this request from any position in the queue; None when it isn't queued."""
         waiting = self._arrivals.get(ticket)
         if waiting is not None:
             self._take_out(waiting)

@@ -26,9 +26,9 @@ class WaitKind(StrEnum):
     BODY = "body"  # the request's body was being received or checked
     PLACE = "place"  # the worker had its maximum of concurrent requests
     TURN = "turn"  # other models came first
-    DRAIN = "drain"  # running requests had to end before a worker could go
+    DRAIN = "drain"  # running requests had to end before a worker could stop
     UNLOAD = "unload"  # a worker ended
-    MEMORY = "memory"  # memory was not back yet
+    MEMORY = "memory"  # memory was still being returned
     LOAD = "load"  # the model loaded
     CRASH = "crash"  # the pause after a crash
     HEALTH = "health"  # the worker did not answer its health checks

@@ -158,7 +158,7 @@ class DeviceTotals:
 
 @dataclass(slots=True)
 class DeviceLedger:
-    """One device's ledger."""
+    """The leases, samples and pending releases of one device."""
 
     spec: DeviceSpec
     configured: bool = True
@@ -296,7 +296,7 @@ class DeviceLedger:
         )
 
     def check(self) -> None:
-        """Assert that its figures add up."""
+        """Assert that the device's figures add up."""
         assert self.cached is None or self.cached == replace(self, cached=None).view(), "figures are out of date"
         totals = self.totals()
         leased = totals.starting_mib + totals.reserved_mib + totals.returning_mib

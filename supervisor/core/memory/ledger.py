@@ -327,7 +327,7 @@ class Ledger:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def view(self, device: DeviceId) -> DeviceView:
-        """The device as the planner sees it."""
+        """The device in the planner's view."""
         return self._devices[device].view()
 
     def blocked(self, device: DeviceId, asker: ModelId) -> str | None:
@@ -410,7 +410,7 @@ class Ledger:
         return self._devices[device].totals()
 
     def check(self) -> None:
-        """Assert the conservation laws."""
+        """Assert that the figures of all devices and leases agree."""
         placed = {(holder, at): lease for at, d in self._devices.items() for holder, lease in d.leases.items()}
         assert placed == {(lease.holder, lease.device): lease for lease in self.leases()}
         assert all(self._leases.values()), "a holder that holds nothing"

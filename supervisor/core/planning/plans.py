@@ -1,4 +1,4 @@
-"""The planner's types: the demand, the snapshot it looks at, and the plans. Everything here is frozen."""
+"""The planner's types: its input (demand and snapshot) and its output (plans). All classes are frozen."""
 
 from __future__ import annotations
 

@@ -40,20 +40,22 @@ def shortlisted(
     others: Iterable[Option] = options.values()
     if "" not in offered:
         others = [option for option in others if not offered.isdisjoint(option.devices)]
-    best, most = own, _WORST_COST
+    best, best_cost = own, _WORST_COST
     for option in others:
-        if option not in own and (cost := _estimate_cost(state, now, model, key, option, most)) < most:
-            best, most = [*own, option], cost
+        if option not in own and (cost := _estimate_cost(state, now, model, key, option, best_cost)) < best_cost:
+            best, best_cost = [*own, option], cost
             if cost[0] == 0:  # the model fits there, and earlier options are preferred
                 break
     return best
 
 
-def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
-    """The estimated cost of a device set. The calculation stops as soon as the cost is known to exceed `most`."""
+def _estimate_cost(
+    state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, best_cost: Cost
+) -> Cost:
+    """The estimated cost of a device set. The calculation stops as soon as the cost is known to exceed `best_cost`."""
     admission, own = state.admission, model.spec.priority
-    most_known = most_way, most_highest, most_count = most[:3]
-    in_the_way, highest, count, value = 0, _NO_STANDING, 0, 0.0
+    best_known = best_obstacle, best_highest, best_count = best_cost[:3]
+    obstacle, highest, count, value = 0, _NO_STANDING, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
         there = state.ledger.summary(device) or device_summary(state, now, device)
         if there.outage is not None:
@@ -64,18 +66,18 @@ def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Ke
         if need_mib <= now_mib and there.is_open:
             continue
         short_mib = need_mib - max(now_mib, later_mib)
-        in_the_way = max(in_the_way, 3 if short_mib > there.evictable_mib[-1] else 1 if there.is_open else 2)
-        if in_the_way > most_way:
-            return (in_the_way, _NO_STANDING, 0, 0.0)
-        if in_the_way == 3:
+        obstacle = max(obstacle, 3 if short_mib > there.evictable_mib[-1] else 1 if there.is_open else 2)
+        if obstacle > best_obstacle:
+            return (obstacle, _NO_STANDING, 0, 0.0)
+        if obstacle == 3:
             continue
-        idle, enough = there.idle, most_count - count
-        if in_the_way == most_way and 0 <= enough < len(idle) and there.evictable_mib[enough] < short_mib:
+        idle, enough = there.idle, best_count - count
+        if obstacle == best_obstacle and 0 <= enough < len(idle) and there.evictable_mib[enough] < short_mib:
             highest = max(
                 highest, idle[enough].standing
             )  # evicted too: as many models as in the best option don't suffice
-            if highest >= most_highest:
-                return (in_the_way, highest, most_count + 1, 0.0)
+            if highest >= best_highest:
+                return (obstacle, highest, best_count + 1, 0.0)
         for standing, _, model_id, reserved_mib, reload_s, last_used, until, kept_until, used_by in idle:
             if short_mib <= 0:
                 break
@@ -87,13 +89,13 @@ def _estimate_cost(state: SchedulerState, now: float, model: ModelState, key: Ke
             if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
                 short_mib -= reserved_mib
                 count += 1
-                if (in_the_way, standing, count) > most_known:
-                    return (in_the_way, standing, count, value)
+                if (obstacle, standing, count) > best_known:
+                    return (obstacle, standing, count, value)
                 highest = max(highest, standing)
                 value += admission.value(reload_s, now - last_used)
         if short_mib > 0:
-            in_the_way = 3
-    return in_the_way, highest, count, value
+            obstacle = 3
+    return obstacle, highest, count, value
 
 
 def room_for_waiter(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:

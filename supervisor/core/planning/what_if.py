@@ -1,4 +1,4 @@
-"""A trial plan: the planner's answer for a model as it might be configured. Nothing is loaded or changed.
+"""A trial plan: the planner's answer for a hypothetical configuration of a model. Nothing is loaded or changed.
 
 The model's own worker counts as stopped, since another definition replaces it. Temporary obstacles don't count: a running
 load on a device, a minimum residency, a hold.

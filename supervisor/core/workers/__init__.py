@@ -1,1 +1,1 @@
-"""Workers' lives: starts, ends, drains, replicas."""
+"""The lifecycle of workers: starts, ends, drains, replicas."""

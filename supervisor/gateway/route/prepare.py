@@ -333,7 +333,7 @@ class Preparing:
         """Load the media that the body refers to. Raises LlmuxError, also for limits that would refuse the request afterwards."""
         request, loading = cycle.request, cycle.loading
         assert loading is not None
-        if (refused := self._engine.over(TicketId(""), request.demand.accounts)) is not None:
+        if (refused := self._engine.limit_rejection(TicketId(""), request.demand.accounts)) is not None:
             raise rejection(refused, request.name or "")
         left_s = None
         if request.budget_s is not None:

@@ -96,7 +96,7 @@ class TestRequests:
         assert accounts.reached([who], 0.0) is not None
         accounts.refused(TicketId("1"), 0.0)
         assert accounts.reached([who], 0.0) is None
-        assert accounts.taken(0.0) == []
+        assert accounts.used_limits(0.0) == []
 
     def test_every_account_has_to_allow_it(self):
         accounts = Accounts()

@@ -419,7 +419,7 @@ class Scheduling(RuleBasedStateMachine):
         refused = {reject.code for reject in world.rejected.values()}
         assert RejectCode.QUEUE_TIMEOUT not in refused
         assert self.may_refuse or RejectCode.INSUFFICIENT_MEMORY not in refused, "refused what there was a way to place"
-        assert not any(s.counted is Counted.CONCURRENCY for s in inner.admission.accounts.taken(world.now))
+        assert not any(s.counted is Counted.CONCURRENCY for s in inner.admission.accounts.used_limits(world.now))
         assert world.replays()
 
 

@@ -25,7 +25,7 @@ def waits(world, monkeypatch):
 
     def handled(event, now):
         effects = handle(event, now)
-        waits.look(world.scheduler.state, now)
+        waits.update(world.scheduler.state, now)
         return effects
 
     monkeypatch.setattr(world.scheduler, "handle", handled)
