@@ -78,7 +78,7 @@ def stop_now(
     advance(model, Trigger.STOP, step.now, reason)
     if not model.spec.remote:
         state.ledger.stopping(model.holder)
-    if model.partner is not None:  # another program's process: llmux can't stop it
+    if model.partner is not None:  # another program's process can't be stopped here
         model.worker = Worker(model.devices, exited=True)
         state.ledger.returning(model.holder, step.now)
     else:
