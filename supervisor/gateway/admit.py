@@ -1,4 +1,4 @@
-"""The stage that gets a request its place at a worker, at once or after a wait."""
+"""The stage that admits a request to a worker, at once or after a wait."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class Admitting:
         try:
             demand = request.demand
             if attempt.tokens or attempt.prefix is not None or request.budget_s is not None or cycle.ladder is not None:
-                demand = self._demand(cycle)
+                demand = self._demand_of(cycle)
             ticket = self._engine.ask(request.ticket_id, attempt.model, demand, cycle.client)
             if ticket.upstream is None:
-                await self._wait(cycle, ticket)
+                await self._wait_for_ticket(cycle, ticket)
         except BaseException:
             if request.demand.accounts:
                 self.add_rate_headers(request)
             raise
         attempt.ticket = ticket
 
-    async def _wait(self, cycle: ResponseCycle, ticket: Ticket) -> None:
-        """Wait for the ticket. A stream's client gets keep-alives meanwhile; after the first one, failures go in-band."""
+    async def _wait_for_ticket(self, cycle: ResponseCycle, ticket: Ticket) -> None:
+        """Wait for the ticket. A stream's client gets keep-alives meanwhile; after the first one, errors are sent in the stream."""
         request, body = cycle.request, cycle.request.attempt.body
         assert request.name is not None
         is_admitted = False
         if cycle.keepalive is None and request.stream and request.attempt.is_known:
-            cycle.keepalive = self._keepalive(cycle)
+            cycle.keepalive = self._make_keepalive(cycle)
         cycle.client.wait_long()
         if body.may_spill:
             body.wait()
@@ -79,7 +79,7 @@ class Admitting:
         if body.may_spill:
             body.run()
 
-    def _keepalive(self, cycle: ResponseCycle) -> Keepalive:
+    def _make_keepalive(self, cycle: ResponseCycle) -> Keepalive:
         request, key = cycle.request, cycle.request.key
         dialect, attempt = request.dialect, request.attempt
         load_status = None
@@ -103,16 +103,16 @@ class Admitting:
         )
 
     def add_rate_headers(self, request: Request, taking: int = 0) -> None:
-        """Put into the response's headers how much of its limits the client has left.
+        """Set the response headers that report the rest of the client's limits.
 
-        `taking`: requests that are still to be charged. The response to a stream may begin before its request is charged.
+        `taking`: requests that are not charged yet. The response to a stream may begin before its request is charged.
         """
         others = (header for header in request.extra if not header[0].startswith(RATE_PREFIX))
         rates = rate_headers(self._engine.standings(request.demand.accounts), taking)
         request.extra = [*others, *rates]
 
-    def _demand(self, cycle: ResponseCycle) -> Demand:
-        """The request's demand on the model that this attempt asks. Raises BudgetError when the request's time is over."""
+    def _demand_of(self, cycle: ResponseCycle) -> Demand:
+        """The demand of this attempt on its model. Raises BudgetError when the request's time is over."""
         request, attempt = cycle.request, cycle.request.attempt
         demand = request.demand
         keep_alive_s, left_s, answers = demand.keep_alive_s, None, None

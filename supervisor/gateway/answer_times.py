@@ -1,7 +1,7 @@
-"""How long complete answers of each model took lately, for the budgets of requests. Memory is bounded; a restart forgets.
+"""The durations of each model's recent complete answers, for the budgets of requests. Memory is bounded; a restart clears it.
 
-An answer's time counts from the moment when a worker took its request. An answer that failed, or whose client left, doesn't
-count. Old times are forgotten: a model that was slow once would stay slow for ever if its requests were refused for that.
+An answer's time counts from its request's admission to a worker. An answer that failed, or whose client disconnected, doesn't
+count. Old times expire: requests refused because a model was slow once would otherwise never measure it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.core.types import ModelId, base_of
 from supervisor.gateway.request import Request
 
 KEPT: Final = 256
-"""Answers that are remembered of one model on one path. Of fewer than a hundred the 99th percentile is the longest."""
+"""Most answers kept for one model on one path. The 99th percentile of fewer than a hundred is the longest."""
 FORGOTTEN_S: Final = 3600.0
 
 
@@ -25,7 +25,7 @@ class AnswerLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when each ended, and its duration
+        self._answers: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # the end and duration of each, in s
 
     def observe(self, request: Request) -> None:
         """Add the answer of a request that ended. See `InFlight.observers`."""
@@ -33,15 +33,15 @@ class AnswerLog:
         if ticket is None or outcome.status != 200 or outcome.error or request.failure:
             return
         at = base_of(ticket.model), request.path
-        kept = self._taken.get(at)
+        kept = self._answers.get(at)
         if kept is None:
-            kept = self._taken[at] = deque(maxlen=KEPT)
+            kept = self._answers[at] = deque(maxlen=KEPT)
         kept.append((request.ended_at, request.ended_at - ticket.admitted))
 
     def of(self, model: ModelId, path: str) -> AnswerTimes | None:
-        """The times of the model's answers on this path; None where none is remembered."""
-        kept, since = self._taken.get((model, path), ()), self._clock() - FORGOTTEN_S
-        taken = sorted(took_s for ended_at, took_s in kept if ended_at >= since)
-        if not taken:
+        """The times of the model's answers on this path; None if no recent answer is known."""
+        kept, since = self._answers.get((model, path), ()), self._clock() - FORGOTTEN_S
+        durations = sorted(took_s for ended_at, took_s in kept if ended_at >= since)
+        if not durations:
             return None
-        return AnswerTimes(sum(taken) / len(taken), taken[math.ceil(0.99 * len(taken)) - 1])
+        return AnswerTimes(sum(durations) / len(durations), durations[math.ceil(0.99 * len(durations)) - 1])

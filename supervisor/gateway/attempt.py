@@ -1,4 +1,4 @@
-"""One try to have a model answer a request: what the worker gets, and the outcome."""
+"""One attempt to let a model answer a request: the worker's request, and the outcome."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')
-# llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
+# llama.cpp's own figures: a stream whose client didn't request the usage ends with these alone.
 _TIMINGS: Final = b'"timings"'
-_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_TIMING_COUNT: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
 _CACHE: Final = b'"cache'
 _CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
 
 
 class Usage(NamedTuple):
-    """Tokens, as the response's own usage says; None where it doesn't."""
+    """Token counts from the response's own usage; None for a missing count."""
 
     prompt: int | None = None
     completion: int | None = None
-    cached: int | None = None  # of the prompt's
+    cached: int | None = None  # of the prompt's tokens
 
 
 NO_USAGE: Final = Usage()
 
 
-def _timed(tail: bytes) -> Usage:
+def _usage_in_timings(tail: bytes) -> Usage:
     start = tail.rfind(_TIMINGS)
     if start < 0:
         return NO_USAGE
-    counts = {kind: int(number) for kind, number in _TIMED.findall(tail, start)}
+    counts = {kind: int(number) for kind, number in _TIMING_COUNT.findall(tail, start)}
     prompt = counts.get(b"prompt")
     cached = counts.get(b"cache")
     return Usage(prompt if prompt is None else prompt + (cached or 0), counts.get(b"predicted"), cached)
@@ -56,18 +56,17 @@ class Outcome:
 
     status: int = 0  # 0: no answer came
     bytes_sent: int = 0  # of the body
-    first_byte_s: float | None = None  # from sending the request to the first piece of the body
-    first_byte_at: float | None = None  # loop time; as well
-    error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
-    error_status: int = 0  # of that error
-    error_message: str | None = None  # of that error, or of the worker's error response
+    first_byte_s: float | None = None  # from sending the request to the first chunk of the body
+    first_byte_at: float | None = None  # loop time of that chunk
+    error: str | None = None  # the code of the error that broke it off; the exception would keep its traceback's frames
+    error_status: int = 0  # the status of that error
+    error_message: str | None = None  # from that error, or from the worker's error response
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
-    ignored: Sequence[str] = ()  # fields of the request without effect, as the worker reports them
-    worker_tail: deque[bytes] | None = (
-        None  # the end of the worker's stream before its translation, with the worker's usage
-    )
-    _head: bytes = b""  # of the body: Anthropic's streams begin with the prompt's tokens
+    ignored: Sequence[str] = ()  # the request's fields without effect, reported by the worker
+    # The end of the worker's stream before its translation, with the worker's usage:
+    worker_tail: deque[bytes] | None = None
+    _head: bytes = b""  # the start of the body: Anthropic's streams begin with the prompt's tokens
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     def usage(self) -> Usage:
@@ -77,10 +76,10 @@ class Outcome:
             tail = self._head + tail
         start = tail.find(_TOKENS)
         if start < 0:
-            return _timed(tail)
+            return _usage_in_timings(tail)
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
         if not counts:  # it was another field, such as `max_tokens`
-            return _timed(tail)
+            return _usage_in_timings(tail)
         cached = _CACHED.findall(tail) if _CACHE in tail else None
         return Usage(
             counts.get(b"prompt", counts.get(b"input")),
@@ -89,14 +88,14 @@ class Outcome:
         )
 
     def keep(self, chunk: bytes) -> None:
-        """Count a piece of the body, and remember its end."""
+        """Count a chunk of the body, and keep its end."""
         if not self.bytes_sent:
             self._head = chunk[:TAIL_BYTES]
         self.bytes_sent += len(chunk)
         remember(self._tail, chunk)
 
     def tail(self) -> bytes:
-        """The end of what was sent."""
+        """The end of the sent body."""
         return b"".join(self._tail)
 
 
@@ -105,30 +104,30 @@ _NO_BODY: Final = RequestBuffer()
 
 @dataclass(slots=True)
 class Attempt:
-    """One try. A request has several where a worker ended too early, or where its task has further candidates."""
+    """One attempt. A request has several if a worker ended too early, or if its task has further candidates."""
 
-    model: ModelId | None = None  # set iff the request's target is known, as is all that is sent
+    model: ModelId | None = None  # set iff the target is known, and with it all that the worker gets
     endpoint: Endpoint | None = None
     path: bytes = b""  # the worker's path and query, as they go on the wire
-    headers: Headers = field(default_factory=list)  # those of the client's headers that the worker gets
+    headers: Headers = field(default_factory=list)  # the client's headers that the worker gets
     body: RequestBuffer = _NO_BODY
-    only_looks: bool = False  # does it only report what a worker does now? Such a request isn't counted
-    prefix: int | None = None  # a fingerprint of its conversation, where several replicas could answer
-    tokens: int = 0  # that it needs of the context that its worker's requests share
-    text_bytes: int = 0  # of its prompt; 0: it has more than text, or its model's requests share no context
-    reuses: bool = True  # may the worker reuse prompts that it has cached?
+    only_looks: bool = False  # does the request only read the worker's state? Such a request isn't counted
+    prefix: int | None = None  # a fingerprint of the conversation, where several replicas could answer
+    tokens: int = 0  # needed of the context that the worker's requests share
+    text_bytes: int = 0  # of the prompt; 0: it has more than text, or the model's requests share no context
+    reuses: bool = True  # may the worker reuse cached prompts?
     # For the answer:
     is_known: bool = True  # is the form of a stream known before the worker answers?
     translation: AnswerTranslation | None = None
     names: Renaming | None = None
-    repair: StreamTranslation | None = None  # repairs an answer that lacks something
+    repair: StreamTranslation | None = None  # adds missing fields to an answer
     end: re.Pattern[bytes] | None = None  # matches the end of a complete stream that passes untranslated
-    ignored: Sequence[str] = ()  # fields and headers of the request that have no effect
+    ignored: Sequence[str] = ()  # the request's fields and headers without effect
     own: Headers = field(default_factory=list)  # headers that llmux adds
     # The outcome:
-    ticket: Ticket | None = None  # once it is admitted
+    ticket: Ticket | None = None  # set at admission
     outcome: Outcome = field(default_factory=Outcome)
-    step: Step | None = None  # its progress, as its worker reported it last; see `daemon.observability.steps`
+    step: Step | None = None  # the worker's last report of progress; see `daemon.observability.steps`
     was_sent_again: bool = False
 
     @property
@@ -137,5 +136,5 @@ class Attempt:
         return SAME_NAMES if self.translation is None else self.translation.names
 
     def again(self) -> Attempt:
-        """A fresh attempt with the same request to the worker."""
+        """A new attempt with the same request to the worker."""
         return replace(self, ticket=None, outcome=Outcome(), step=None, was_sent_again=True)

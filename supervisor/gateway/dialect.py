@@ -1,8 +1,8 @@
-"""An API dialect, as the gateway and the daemon see it.
+"""The interface of API dialects, for the gateway and the daemon.
 
 A dialect is one object with everything that is special about an API: its paths, the key scope of each path, the headers
 that may carry the key, the format of errors, and the bytes that keep a silent stream alive. `supervisor.dialects` has all
-dialects; the server picks one by the request's path and passes it on.
+dialects; the server selects one by the request's path.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from supervisor.host.upstream.upstream import Headers
 
 
 class ReasoningEvent(Protocol):
-    """Makes an event with `text` that may come before the answer's first event. `created`: Unix seconds."""
+    """Makes an event with `text`, to be sent before the answer's first event. `created`: Unix seconds."""
 
     def __call__(self, text: str, model: str, request_id: str, created: int) -> bytes: ...
 
 
 class ForDaemonError(Exception):
-    """The daemon itself answers this request, though its path is one of inference. No client sees this error."""
+    """The daemon itself answers this request on a path of inference. No client sees this error."""
 
     def __init__(self, scope: str, fields: Fields) -> None:
         super().__init__(scope)
-        self.scope = scope  # that a key needs for it
+        self.scope = scope  # the key scope that the request needs
         self.fields = fields
 
 
 class Dialect(abc.ABC):
-    """One API that clients speak. By default it is like OpenAI's API, which workers speak."""
+    """One API that clients speak. The defaults are those of OpenAI's API, which workers speak."""
 
-    name: str  # what a runtime's endpoints call it
+    name: str  # its name in a runtime's endpoints
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # a silent stream sends this; clients skip it
     has_openai_errors: bool = True  # then a worker's complete errors pass as they are
     unsupported_fields: frozenset[str] = frozenset()
     """Settings of a model that workers ignore or misread in this dialect: its requests are then translated, if possible."""
     reads_fields: bool = False
-    """Does a request's way depend on its fields? See `daemon_scope`, `conversation` and `required_translation`."""
+    """Do a request's fields decide how it is served? See `daemon_scope`, `conversation` and `required_translation`."""
 
     shares_paths: bool = False
-    """Do clients of other dialects use its paths, too? See `is_spoken_by`."""
+    """Do clients of other dialects use this dialect's paths, too? See `is_spoken_by`."""
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
@@ -60,15 +60,15 @@ class Dialect(abc.ABC):
         return True
 
     def headers(self, request_id: bytes) -> Headers:
-        """Headers of each response, beside `x-request-id`."""
+        """Headers of each response, in addition to `x-request-id`."""
         return []
 
     def scope_for(self, path: str) -> str | None:
-        """The key scope that a path of this dialect needs; None where the path is open to all."""
+        """The key scope that a path of this dialect needs; None for a path that is open to all."""
         return "inference"
 
     def spoken_with(self, responses: str) -> Dialect:
-        """The dialect to use where requests to `/v1/responses` are in the form `responses`: `openai` or `llm-pool`."""
+        """The dialect for requests to `/v1/responses` in the form `responses`: `openai` or `llm-pool`."""
         return self
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
@@ -76,41 +76,42 @@ class Dialect(abc.ABC):
         return False
 
     def streams_by_default(self, path: str) -> bool:
-        """Is an answer of this path a stream where the request doesn't choose?"""
+        """Is an answer of this path a stream if the request doesn't choose?"""
         return False
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
-        """The key scope that a JSON request with these fields needs of the daemon, which answers it; None: it is inference."""
+        """The key scope of a JSON request with these fields if the daemon itself answers it; None: it is inference."""
         return None
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
-        """The model that an unknown `name` means in this dialect. `is_known` says whether a model has a name."""
+        """The model that an unknown `name` means in this dialect. `is_known`: is this the name of a model?"""
         return name
 
     async def conversation(
         self, path: str, body: Body, conversations: ConversationStore
     ) -> tuple[Body, StoredConversation | None]:
-        """Put the earlier conversation that a request refers to in front of it.
+        """Put the earlier conversation that a request refers to in front of the request.
 
-        Returns the complete body, and what keeps the answer; None: the answer passes as it is and isn't kept. Raises InvalidRequestError.
+        Returns the complete body, and the filter that stores the answer; None: the answer is neither changed nor stored. Raises
+        InvalidRequestError.
         """
         return body, None
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """How requests to this path become requests of the canonical API; None where workers serve the path themselves."""
+        """The translation of requests to this path into canonical requests; None for a path that workers serve themselves."""
         return None
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
-        """How a request with these fields is translated even where the worker serves its path: no worker understands the fields.
+        """The translation that a request with these fields needs even from a worker that serves the path.
 
-        None: workers that serve the path understand the request.
+        No worker understands such fields. None: workers that serve the path understand the request.
         """
         return None
 
     def repair(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
-        """The repair of an answer of `model`: it adds or corrects what clients need and workers leave out or get wrong.
+        """The repair of an answer of `model`: it adds fields that workers leave out, and corrects wrong ones.
 
-        None: the answer passes as it is. `fields` are the request's; `stream`: the client asked for a stream.
+        None: the answer passes unchanged. `fields` are the request's; `stream`: the client asked for a stream.
         """
         return None
 
@@ -119,20 +120,20 @@ class Dialect(abc.ABC):
         return msgspec.json.encode({"error": fields})
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
-        """Makes events that show text to the users of this path's streams before the answer begins, outside its content.
+        """Makes events that show text to users before a stream's answer begins, outside the answer's content.
 
-        None: clients of this path take no such event.
+        None: clients of this path accept no such event.
         """
         return None
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """An error's body as the last event of a stream of server-sent events.
 
-        `sent` is the end of what the client has; it may end within an event, unless the stream is a `translation`'s.
+        `sent` is the end of the bytes sent so far. They may end within an event, unless a `translation` makes the stream.
         """
         return separated_event(sent, b"data: " + body + b"\n\n")
 
 
 def separated_event(sent: bytes, event: bytes) -> bytes:
-    """`event`, separated from an unfinished event at the end of `sent`, so that clients read it on its own."""
+    """`event`, separated from an unfinished event at the end of `sent`, so that clients read `event` on its own."""
     return event if not sent or sent.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) else b"\n\n" + event

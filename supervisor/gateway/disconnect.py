@@ -1,7 +1,7 @@
 """Notices that a client disconnected, even while llmux neither reads from it nor writes to it.
 
-The server protocol knows at once (`connection_lost`) and reports it through a `Disconnect` in the ASGI scope;
-`CancelOnDisconnect` then cancels whatever the request is waiting for. A request that runs its course starts nothing for this.
+The server protocol notices at once (`connection_lost`) and reports through a `Disconnect` in the ASGI scope;
+`CancelOnDisconnect` then cancels the current wait of the request. This needs no task or timer of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXTENSION: Final = "llmux.disconnect"
 
 
 class ResponseOverError(Exception):
-    """Nothing more can be sent to this client; the server cuts the connection. Not an error to render."""
+    """Nothing more can be sent to this client; the server cuts the connection. Never rendered as an error response."""
 
 
 class ClientDisconnectedError(ResponseOverError):
@@ -28,7 +28,7 @@ class ClientDisconnectedError(ResponseOverError):
 
 
 class ResponseBrokenError(ResponseOverError):
-    """The response had begun and can't be completed: it must not look complete."""
+    """The response has begun and can't be completed: it must not look complete."""
 
 
 class Disconnect:
@@ -43,9 +43,9 @@ class Disconnect:
         wait_long: Callable[[], None] = lambda: None,
     ) -> None:
         self.has_happened = False
-        self.wait_long = wait_long  # read no more until the answer is sent; only the connection's end is noticed
-        self.read_while_blocked = read_while_blocked  # the bytes the client has read so far, if we wait for it to read
-        self.task: asyncio.Task[Any] | None = None  # what serves the request now
+        self.wait_long = wait_long  # stop reading until the answer is sent; notice only the connection's end
+        self.read_while_blocked = read_while_blocked  # see `CancelOnDisconnect.read_while_blocked`
+        self.task: asyncio.Task[Any] | None = None  # serves the current request
         self._resume_reading = resume_reading
         self._callback: Callable[[], None] | None = None
 
@@ -58,7 +58,7 @@ class Disconnect:
         self._callback = None
 
     def happened(self) -> None:
-        """The connection is lost. Drops all references to it."""
+        """The connection is lost. Drops all references to the connection."""
         self.has_happened = True
         self.read_while_blocked = self.wait_long = self._resume_reading = lambda: None
         callback, self._callback = self._callback, None
@@ -67,28 +67,28 @@ class Disconnect:
 
 
 class CancelOnDisconnect:
-    """`with CancelOnDisconnect(scope):` cancels what the current task awaits when the client disconnects.
+    """`with CancelOnDisconnect(scope):` cancels the current task's wait when the client disconnects.
 
     The block then raises ClientDisconnectedError. `interrupt` ends the block in the same way, with the given error. Enter the block
     after the body was read. Blocks can't be nested.
     """
 
-    __slots__ = ("_cancelling", "_disconnect", "_ending", "_task")
+    __slots__ = ("_cancelling_before", "_disconnect", "_error", "_task")
 
     def __init__(self, scope: Scope) -> None:
         self._disconnect: Disconnect = scope["extensions"][EXTENSION]
         self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._ending: Exception | None = None  # what the block is being left with
+        self._cancelling_before = 0
+        self._error: Exception | None = None  # the error that ends the block
 
     def __enter__(self) -> Self:
         disconnect = self._disconnect
         self._task = disconnect.task
         assert self._task is not None
-        self._cancelling = self._task.cancelling()
+        self._cancelling_before = self._task.cancelling()
         if disconnect.has_happened:
             raise ClientDisconnectedError
-        disconnect.watch(self._cancel)
+        disconnect.watch(self._interrupt_by_client)
         return self
 
     def __exit__(
@@ -96,34 +96,34 @@ class CancelOnDisconnect:
     ) -> None:
         self._disconnect.unwatch()
         task, self._task = self._task, None
-        if self._ending is not None:
+        if self._error is not None:
             assert task is not None
-            ours = task.uncancel() <= self._cancelling
+            ours = task.uncancel() <= self._cancelling_before
             if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise self._taken() from error
-            self._ending = None
+                raise self._take_error() from error
+            self._error = None
 
     def interrupt(self, error: Exception) -> None:
         """End the block with `error`. Does nothing outside the block, or if the block is already ending."""
-        if self._task is not None and self._ending is None:
-            self._ending = error
+        if self._task is not None and self._error is None:
+            self._error = error
             self._task.cancel()
 
     def wait_long(self) -> None:
-        """The request may wait for long: read nothing from its connection until the answer is sent, only notice its end."""
+        """The request may wait for long: until the answer is sent, read nothing from its connection and only watch for its end."""
         self._disconnect.wait_long()
 
     def read_while_blocked(self) -> int | None:
-        """How many bytes of its connection the client has read so far; None unless it holds the answer up now."""
+        """The number of bytes that the client has read so far; None unless the answer waits for the client to read."""
         return self._disconnect.read_while_blocked()
 
-    def _taken(self) -> Exception:
-        """The error that the block raises, once: kept here or in a local variable, it would keep the frames that it passes."""
-        assert self._ending is not None
+    def _take_error(self) -> Exception:
+        """Return the block's error and forget it: an error kept here or in a local variable would keep its traceback's frames."""
+        assert self._error is not None
         try:
-            return self._ending
+            return self._error
         finally:
-            self._ending = None
+            self._error = None
 
-    def _cancel(self) -> None:
+    def _interrupt_by_client(self) -> None:
         self.interrupt(ClientDisconnectedError())

@@ -24,7 +24,7 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
 
 
 def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"", content_type: bytes = EVENTS) -> bytes:
-    """The error as the last event, or line, of a stream of this type. `sent` is the end of what the client has so far."""
+    """The error as the last event, or line, of a stream of this type. `sent` is the end of the bytes sent so far."""
     body = error_body(error, dialect)
     if content_type.startswith(LINES):
         return (b"\n" if sent and not sent.endswith(b"\n") else b"") + body + b"\n"
@@ -34,7 +34,7 @@ def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"", content_
 def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:
     """Response headers for `body`: Retry-After (whole seconds, at most 120), Allow, WWW-Authenticate where due.
 
-    `x-should-retry` keeps OpenAI's and Anthropic's SDKs from trying again what can't succeed.
+    `x-should-retry: false` keeps OpenAI's and Anthropic's SDKs from retrying a request that can't succeed.
     """
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:

@@ -1,9 +1,9 @@
 """The data path: sends one admitted request to a worker and its response back. Pure ASGI.
 
-Bodies are not parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them on demand.
+Bodies are not parsed on their way: the last few chunks are kept, and `Outcome` searches them for token counts on demand.
 The exception: a worker's error responses are converted to the dialect's shape. A response that broke off never looks
-complete. A stream ends with the error as its last event or line, and its connection stays: if it were cut, clients such as
-aiohttp would report that instead of the error. The connection of any other response is cut (`ResponseBrokenError`).
+complete. A stream ends with the error as its last event or line, and its connection stays open: clients such as aiohttp
+would report a cut connection instead of the error. The connection of any other response is cut (`ResponseBrokenError`).
 
 This module doesn't watch for disconnects: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose
 cancellation closes the worker's connection at once.
@@ -35,7 +35,7 @@ _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"open
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 _BODILESS: Final = (204, 304)
-_PLAIN: Final = (b"", b"identity")  # encodings of what can be read on its way
+_UNCOMPRESSED: Final = (b"", b"identity")  # content encodings
 
 
 async def forward(
@@ -48,11 +48,11 @@ async def forward(
 ) -> None:
     """Send the request's attempt to `upstream` and pass the answer on through the `filters`.
 
-    `x-llmux-ignored` names the fields without effect, llmux's and those in the worker's header, by the client's names.
-    `gathered` counts and bounds what the filters keep of the answer. Cancellation closes the worker's connection.
+    `x-llmux-ignored` lists the fields without effect, from llmux and from the worker's header, by the client's names.
+    `gathered` counts and limits the bytes that filters keep of the answer. Cancellation closes the worker's connection.
 
-    Raises UpstreamError, UpstreamTimeoutError, or WorkerAnswerError with its `refusal`, while nothing was sent to the client. An
-    LlmuxError with `outcome.started` comes later: pass it to `break_off`.
+    Raises UpstreamError, UpstreamTimeoutError, or WorkerAnswerError with its `refusal`, before anything is sent to the client. If
+    `outcome.started` is set, pass the LlmuxError to `break_off`.
     """
     request, send = cycle.request, cycle.send
     attempt = request.attempt
@@ -73,22 +73,22 @@ async def forward(
             outcome.ignored = called(names, attempt.called)
             own.append((_IGNORED, ignored_header((*attempt.ignored, *outcome.ignored)).encode()))
         judge = None
-        if attempt.end is not None and has_events and encoding in _PLAIN:
+        if attempt.end is not None and has_events and encoding in _UNCOMPRESSED:
             judge = StreamJudge(attempt.end)
         if filters and (has_events or not is_begun):
             response = await filtered(response, filters, gathered or Gathered(), judge)
             content_type, encoding, _ = _content_headers(response.headers)
             if isinstance(response, FilteredResponse):
-                judge = None  # which it has
+                judge = None  # the filtered response uses it
                 if response.is_translated:
                     outcome.worker_tail = response.worker_tail
         outcome.status = response.status
         own.append(processing_ms(request.arrived_at, loop_time()))
-        is_encoded = encoding not in _PLAIN
+        is_encoded = encoding not in _UNCOMPRESSED
         if (is_begun and not has_events) or (
             response.status >= 400 and (is_begun or not (has_events or is_encoded or method == "HEAD"))
         ):
-            raise await _refused(response, content_type, own, outcome)
+            raise await _read_refusal(response, content_type, own, outcome)
         is_stream = content_type.startswith(STREAMS)
         if not is_begun:
             head = response_headers(
@@ -106,13 +106,13 @@ async def forward(
             if judge is not None:
                 chunk, error = judge.passed(chunk, is_last, outcome.tail)
             outcome.keep(chunk)
-            # Where the end came with this piece, one message instead of two.
+            # If this is the last chunk, one message instead of two.
             await send({"type": "http.response.body", "body": chunk, "more_body": error is not None or not is_last})
             if error is not None:
                 try:
                     raise error
                 finally:
-                    del error  # which has this frame
+                    del error  # its traceback refers to this frame
             if is_last:
                 return
             chunk = await response.next_chunk()
@@ -120,7 +120,7 @@ async def forward(
         response.close()
 
 
-async def _refused(
+async def _read_refusal(
     response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome
 ) -> WorkerAnswerError:
     data = await response.read(ERROR_LIMIT)
@@ -177,11 +177,14 @@ async def break_off(cycle: ResponseCycle, error: LlmuxError, filters: Sequence[F
 
 def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
     """OpenAI's header for the time that the client waited for the response's headers."""
-    return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
+    return (
+        b"openai-processing-ms",
+        b"%d" % round((now - arrived_at) * 1000),
+    )  # the loop's clock has whole milliseconds
 
 
 def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodiless: bool = False) -> Headers:
-    """The headers that the client gets: the worker's without its CORS policy, Server and Date, then `own`.
+    """The client's headers: the worker's without its CORS policy, Server and Date, then `own`.
 
     A response without a body gets no Content-Length: a length in the worker's header would announce a body that never comes.
     """

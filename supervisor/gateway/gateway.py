@@ -1,19 +1,19 @@
-"""The way of an inference request: one list of stages.
+"""The pipeline of an inference request: one list of stages.
 
-| Stage | What it does |
+| Stage | Work |
 | --- | --- |
 | body | reads the body within its limits, and parses it once |
 | conversation | puts earlier turns in front of the request; a request that the daemon answers itself leaves here |
-| identity | finds the request's tenant and priority, and what else its headers say to llmux |
+| identity | finds the request's tenant and priority, and reads llmux's other headers |
 | target | finds the model, checks the request, and makes the worker's request: media, rewrite, translation |
-| copy | begins the copy of both bodies, for models that keep one |
+| copy | begins the copy of both bodies, for models with `keep_bodies` |
 | admit | waits until a worker has room, if need be |
-| send | passes the request on, and its answer back through the filters |
+| send | forwards the request, and its answer back through the filters |
 
-The server checks the key before the first stage. After the last one the request leaves the list in flight and is recorded,
-however it ended. It enters that list between `copy` and `admit`: from then on it has a number, is shown, and can be cancelled.
-`admit` and `send` are an attempt. There is another attempt where a worker ended too early, or where a task has a further
-candidate and nothing was sent.
+The server checks the key before the first stage. The request enters the list of requests in flight between `copy` and `admit`:
+from then on it has a number, is shown, and can be cancelled. After the last stage it leaves the list and is recorded,
+even if it failed. `admit` and `send` are an attempt. There is another attempt if a worker ended too early, or if a task has a
+further candidate and nothing was sent.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 from supervisor.host.store.response_store import ResponseStore
 
 PATIENCE_S: Final = 5.0
-"""How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to that worker, so
+"""The longest time in which a busy machine notices that an unreachable worker has ended. Nothing was sent to that worker, so
 the request can be sent again."""
 
 
 class Gateway:
-    """Serves one catalog; a reload makes another."""
+    """Serves one catalog; a reload makes another gateway."""
 
     _numbers = itertools.count(1)  # not the client's x-request-id, which may repeat
 
@@ -88,7 +88,12 @@ class Gateway:
             self.routes, engine, catalog.server.media, bodies, cache_salts, pictures, contexts, may_fall_back
         )
         self._admit = Admitting(engine, catalog, answers)
-        self.arrival_stages: Stages = (self._body, self._conversation, Identifying(catalog, arrived), preparing)
+        self.arrival_stages: Stages = (
+            self._read_body,
+            self._prepend_conversation,
+            Identifying(catalog, arrived),
+            preparing,
+        )
         self.attempt_stages: Stages = (self._admit, Sending(engine, catalog, bodies, pictures, preparing.strict))
         self._engine = engine
         self._requests = requests
@@ -100,12 +105,12 @@ class Gateway:
         keeping = () if body_log is None else (m.id for m in catalog.models.values() if m.config.keep_bodies)
         self._kept_models = frozenset(keeping)
         if self._kept_models:
-            self.arrival_stages = (*self.arrival_stages, self._copy)
+            self.arrival_stages = (*self.arrival_stages, self._start_capture)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet, else ResponseBrokenError: see `break_off`.
 
-        Raises ForDaemonError for a request that the daemon answers itself; `request.waiting` is then its body.
+        Raises ForDaemonError for a request that the daemon answers itself; `request.waiting` then has its body.
         """
         request.path = scope["path"]
         cycle = ResponseCycle(scope, receive, send, request, RequestBuffer(self._bodies))
@@ -113,14 +118,14 @@ class Gateway:
         try:
             for stage in self.arrival_stages:
                 await stage(cycle)
-            with self._registered(cycle):
-                await self._answer(cycle)
+            with self._register(cycle):
+                await self._run_attempts(cycle)
         except ForDaemonError:
             is_for_daemon = True
             request.waiting, cycle.request_buffer = cycle.request_buffer, RequestBuffer()
             raise
         except LlmuxError as error:
-            if not await self._broken_off(cycle, error):
+            if not await self._break_off(cycle, error):
                 raise
         except ClientDisconnectedError:
             request.failure, request.failed_message = "client_gone", "The client closed its connection."
@@ -128,10 +133,8 @@ class Gateway:
         except HandedOverError:
             request.failure, request.failed_message = "handed_over", "Another daemon took over and answers it."
             request.is_begun = cycle.is_begun
-            request.waiting, cycle.request_buffer = (
-                cycle.request_buffer,
-                RequestBuffer(),
-            )  # who sends it there releases it
+            # The server relays the body, and then releases it.
+            request.waiting, cycle.request_buffer = cycle.request_buffer, RequestBuffer()
             raise
         finally:
             cycle.release()
@@ -144,7 +147,7 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------------------------ arrival
 
-    async def _body(self, cycle: ResponseCycle) -> None:
+    async def _read_body(self, cycle: ResponseCycle) -> None:
         """Read and parse the body. Raises TooLargeError, UnavailableError, InvalidRequestError and ClientDisconnectedError."""
         raw = await read_body(cycle.scope, cycle.receive, self._body_limit, cycle.request_buffer)
         cycle.request_buffer.keep(raw)
@@ -154,7 +157,7 @@ class Gateway:
         else:
             cycle.body = await open_json(raw, content_type) if raw else Body()
 
-    async def _conversation(self, cycle: ResponseCycle) -> None:
+    async def _prepend_conversation(self, cycle: ResponseCycle) -> None:
         """Put earlier turns in front of the request. Raises ForDaemonError, InvalidRequestError."""
         request, key = cycle.request, cycle.request.key
         shape = self._responses_as if key is None or key.responses is None else key.responses
@@ -168,16 +171,16 @@ class Gateway:
         conversations = ConversationStore(self._responses, self._bodies, owner, is_admin, request.response, request)
         cycle.body, cycle.stored_conversation = await dialect.conversation(request.path, cycle.body, conversations)
 
-    async def _copy(self, cycle: ResponseCycle) -> None:
+    async def _start_capture(self, cycle: ResponseCycle) -> None:
         attempt = cycle.request.attempt
         if attempt.model in self._kept_models or cycle.ladder is not None:
             cycle.capture = Capture((attempt.body.source or attempt.body).data)
 
-    def _registered(self, cycle: ResponseCycle) -> CancelOnDisconnect:
-        """Enter the request among those in flight. The block ends when the client leaves, or an operator cancels the request."""
+    def _register(self, cycle: ResponseCycle) -> CancelOnDisconnect:
+        """Add the request to those in flight. The block ends when the client disconnects, or an operator cancels the request."""
         request = cycle.request
         if cycle.ladder is None:
-            del cycle.body  # keep the worker's request, and for a task also what the next candidate may need
+            del cycle.body  # only a task's next candidate would need it besides the worker's request
         request.ticket_id = TicketId(f"{next(self._numbers)}")
         request.entered_at = self._engine.clock()
         cycle.client = CancelOnDisconnect(cycle.scope)
@@ -189,31 +192,31 @@ class Gateway:
             cycle.wants_load_status = wants_load_feedback(cycle.head.own)
         return cycle.client
 
-    async def _answer(self, cycle: ResponseCycle) -> None:
-        """Try until an attempt is answered, or no further one is possible. Raises LlmuxError if nothing was sent."""
+    async def _run_attempts(self, cycle: ResponseCycle) -> None:
+        """Make attempts until one is answered, or no other is possible. Raises LlmuxError if nothing was sent."""
         request = cycle.request
         while True:
             try:
                 for stage in self.attempt_stages:
                     await stage(cycle)
             except LlmuxError as error:
-                following = None if request.attempt.outcome.started else await self._following(cycle, error)
+                following = None if request.attempt.outcome.started else await self._next_attempt(cycle, error)
                 if following is not None:
                     request.attempt = following
                     continue
-                if isinstance(error, WorkerAnswerError) and self._may_pass(cycle, error):
+                if isinstance(error, WorkerAnswerError) and self._may_send_refusal(cycle, error):
                     await send_refusal(cycle, error, last_filters(cycle))
-                elif not await self._broken_off(cycle, error):
+                elif not await self._break_off(cycle, error):
                     raise
             return
 
-    async def _following(self, cycle: ResponseCycle, error: LlmuxError) -> Attempt | None:
-        """The next attempt after one that failed with `error` and sent nothing; None: no further one is possible."""
+    async def _next_attempt(self, cycle: ResponseCycle, error: LlmuxError) -> Attempt | None:
+        """The next attempt after one that failed with `error` and sent nothing; None: no other is possible."""
         request, attempt = cycle.request, cycle.request.attempt
         ticket, model = attempt.ticket, attempt.model
         assert model is not None
         if not attempt.was_sent_again:
-            if is_crowded(error) and attempt.body.is_there:  # alone, it has room
+            if is_crowded(error) and attempt.body.is_there:  # running alone, the request has room
                 alone = attempt.again()
                 alone.tokens = self.routes.facts[model].shared_context + 1
                 return alone
@@ -231,7 +234,7 @@ class Gateway:
                 self._admit.add_rate_headers(request, taking=1)
         return following
 
-    async def _broken_off(self, cycle: ResponseCycle, error: LlmuxError) -> bool:
+    async def _break_off(self, cycle: ResponseCycle, error: LlmuxError) -> bool:
         """Record the error, and end a response that has begun with it. False: the response hasn't begun."""
         request = cycle.request
         request.fail(error)
@@ -240,6 +243,6 @@ class Gateway:
         await break_off(cycle, error, last_filters(cycle))
         return True
 
-    def _may_pass(self, cycle: ResponseCycle, error: WorkerAnswerError) -> bool:
+    def _may_send_refusal(self, cycle: ResponseCycle, error: WorkerAnswerError) -> bool:
         """Does the client get the worker's error answer itself?"""
         return error.refusal is not None and not (cycle.is_begun or is_for_another(cycle, error))

@@ -1,4 +1,4 @@
-"""What a request's headers say, read in one pass: every part of llmux looks here instead of searching them again."""
+"""A request's headers, read in one pass: no other part of llmux searches them again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRACE: Final = b"traceparent"
 CACHE_MODE: Final = b"x-cache-mode"
 CACHE_TAG: Final = b"x-cache-tag"
 CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
-STATE_KEY: Final = "head"  # where the ASGI scope's state has it
+STATE_KEY: Final = "head"  # in the ASGI scope's state
 
 _HOST, _LENGTH, _TYPE, _SECRET, _ORIGIN, _SITE, _ENCODING, _CONNECTION, _ID, _OWN, _PASSED_ON, _DROPPED = range(12)
 _KINDS: Final = {
-    # For us, and written anew for the worker; Expect was answered by the server. Nobody compresses for us what comes over
-    # loopback: it is read on its way.
+    # Hop-by-hop fields are for llmux, which writes its own to the worker; the server has answered Expect. Without Accept-Encoding
+    # workers don't compress: the answer comes over loopback, and llmux reads it on its way.
     **dict.fromkeys((*HOP_BY_HOP, b"accept-encoding", b"cookie", b"expect"), _DROPPED),
     **dict.fromkeys(CREDENTIALS, _SECRET),
     b"host": _HOST,
@@ -63,11 +63,11 @@ class RequestHead:
         self.request_id: bytes | None = None
         self.content_length: int | None = None
         self.content_type = b""
-        self.types = 0  # fields that name it
+        self.types = 0  # the number of Content-Type fields
         self.is_compressed = False
         self.secrets: Headers = []  # fields that may have a key
-        self.own: Headers = []  # fields that say something to llmux
-        self.for_worker: Headers = []  # what the worker gets: end-to-end fields without credentials
+        self.own: Headers = []  # fields for llmux
+        self.for_worker: Headers = []  # fields for the worker: end-to-end, without credentials
         kept = self.for_worker
         named: bytes | None = None
         for item in headers:
@@ -77,7 +77,7 @@ class RequestHead:
                 continue
             value = item[1]
             if kind == _HOST:
-                self.host = _all_of(self.host, value)
+                self.host = _join_values(self.host, value)
             elif kind == _TYPE:
                 self.content_type = value
                 self.types += 1
@@ -87,7 +87,7 @@ class RequestHead:
             elif kind == _SECRET:
                 self.secrets.append(item)
             elif kind == _CONNECTION:
-                named = named if value in _USUAL else _all_of(named, value)
+                named = named if value in _USUAL else _join_values(named, value)
             elif kind == _ID:
                 self.request_id = value
             elif kind == _OWN:
@@ -97,7 +97,7 @@ class RequestHead:
                 if kind == _PASSED_ON:
                     self.own.append(item)
                 elif kind == _ORIGIN:
-                    self.origin = _all_of(self.origin, value)
+                    self.origin = _join_values(self.origin, value)
                 elif kind == _SITE:
                     self.site = value
                 else:
@@ -107,7 +107,7 @@ class RequestHead:
             self.for_worker = [item for item in kept if item[0] not in hops]
 
     def worker_headers(self, credentials: frozenset[bytes] = CREDENTIALS) -> Headers:
-        """The headers that the worker gets. `credentials` may carry keys and are left out. Don't change the list."""
+        """The worker's headers. `credentials`, which may carry keys, are left out. Don't change the list."""
         if credentials <= CREDENTIALS:
             return self.for_worker
         return [item for item in self.for_worker if item[0] not in credentials]
@@ -128,7 +128,7 @@ class RequestHead:
 
 
 def head_of(scope: Scope) -> RequestHead:
-    """The head of a request. The server protocol has parsed it; other scopes get it here."""
+    """The head of a request. The server protocol has parsed the headers; for other scopes they are parsed here."""
     state: dict[str, Any] = scope.setdefault("state", {})
     head: RequestHead | None = state.get(STATE_KEY)
     if head is None:
@@ -136,6 +136,6 @@ def head_of(scope: Scope) -> RequestHead:
     return head
 
 
-def _all_of(before: bytes | None, value: bytes) -> bytes:
-    """Several fields of one name joined to one value: a header that may stand only once becomes invalid for every reader."""
+def _join_values(before: bytes | None, value: bytes) -> bytes:
+    """Join several fields of one name: a header that is allowed only once becomes invalid for every reader."""
     return value if before is None else before + b"," + value

@@ -5,8 +5,8 @@
         \"\"\"Protect the model from eviction and from keep-alives.\"\"\"
 
 The first argument is the object that the group's functions work on: the daemon, or its API. `body` and `query` are structs; a
-request that doesn't fit them is refused with the structs' own words. A body that is `Sent` may have further fields, which the
-answer names in `x-llmux-ignored`: the argument `ignored` is the list of them, to which a function may add, and `fields` is the
+request that doesn't fit them is refused with the structs' own descriptions. A body that is `Sent` may have further fields. The
+answer lists these in `x-llmux-ignored`: the argument `ignored` is that list, to which a function may add, and `fields` is the
 whole body. `request` is Starlette's. Every other argument is a part of the path. The docstring's first paragraph is the summary,
 the rest the description. An operation that a model answers has no function: `GROUP.model_endpoint` describes it by its types.
 """
@@ -70,7 +70,7 @@ class Details(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A method of a path, with the function that answers it, or none where a model does."""
+    """A method of a path, with the function that answers it, or without a function where a model answers."""
 
     method: Method
     path: str  # with Starlette's converters: /v1/admin/models/{name:path}
@@ -79,9 +79,9 @@ class Endpoint:
     run: _Run | None  # None: a model answers it
     answer: _Types | None  # of JSON; None: it has no struct
     body: _Types | None = None
-    reads: _Types | None = None  # the body, where whatever answers reads it itself
+    reads: _Types | None = None  # the body's type, where the function or the model reads the body itself
     query: type[msgspec.Struct] | None = None
-    extras: frozenset[str] = frozenset()  # which of `_EXTRAS` it takes
+    extras: frozenset[str] = frozenset()  # the function's arguments that are in `_EXTRAS`
     body_limit: int = BODY_LIMIT
     etag: bool = False  # the answer's own field of that name is sent as a header, too
     route: type[Route] = Route
@@ -93,11 +93,11 @@ class Endpoint:
         return (self.path, *self.details.get("aliases", ()))
 
     def routes(self, context: object) -> list[Route]:
-        """Routes that answer the endpoint's paths. `context`: the object that its function works on."""
+        """Routes for the endpoint's paths. `context`: the object that its function works on."""
         if (run := self.run) is None:
             return []
         kind: Any = self.body
-        read = Reader(kind) if kind is not None and issubclass(_parts(kind)[0], Sent) else None
+        read = Reader(kind) if kind is not None and issubclass(_member_types(kind)[0], Sent) else None
 
         async def answer(request: Request) -> Response:
             values: dict[str, object] = dict(request.path_params)
@@ -125,14 +125,14 @@ class Endpoint:
     def described(self) -> Operation:
         """The endpoint's description for the documentation."""
         summary, _, description = inspect.cleandoc(self.about).partition("\n\n")
-        parameters = () if self.query is None else _parameters(schema_of(self.query, is_answer=False))
+        parameters = () if self.query is None else _query_parameters(schema_of(self.query, is_answer=False))
         return Operation(
             self.method,
             _CONVERTER.sub("", self.path),
             " ".join(summary.split()),
             description,
-            request=_any(self.body or self.reads, is_answer=False),
-            answer=_any(self.answer, is_answer=True),
+            request=_schema_of_types(self.body or self.reads, is_answer=False),
+            answer=_schema_of_types(self.answer, is_answer=True),
             scope=self.scope,
             is_run=self.run is None,
             **Details(**{**self.details, "parameters": (*parameters, *self.details.get("parameters", ()))}),
@@ -143,7 +143,7 @@ class Group:
     """A part of the API: a section of its documentation."""
 
     def __init__(self, name: str, about: str, *, scope: Scope = "admin", error: type[msgspec.Struct] = Error) -> None:
-        """`scope`: the key scope of operations that name no other one. `error`: the body of their errors."""
+        """`scope`: the key scope of operations without one of their own. `error`: the body of their errors."""
         self.name = name
         self.about = about
         self.scope = scope
@@ -216,11 +216,14 @@ class Group:
         )
 
     def at(self, path: str) -> Endpoint | None:
-        """The group's operation at this path, if it has one."""
-        return next((one for one in self.endpoints if any(pattern(its).fullmatch(path) for its in one.paths)), None)
+        """The group's operation at this path; None if there is none."""
+        for endpoint in self.endpoints:
+            if any(pattern(each).fullmatch(path) for each in endpoint.paths):
+                return endpoint
+        return None
 
     def routes(self, context: object) -> list[Route]:
-        """The routes of the group's functions. `context`: the object that they work on."""
+        """The routes of the group's functions. `context`: the object that the functions work on."""
         return [route for endpoint in self.endpoints for route in endpoint.routes(context)]
 
     def section(self) -> Section:
@@ -231,11 +234,11 @@ class Group:
 
 @cache
 def pattern(path: str) -> re.Pattern[str]:
-    """A path with Starlette's converters as a pattern. A name may contain a newline, at which Starlette's own pattern would end."""
+    """A path with Starlette's converters as a pattern. Starlette's own pattern would end at a newline, which a name may contain."""
     return re.compile(compile_path(path)[0].pattern, re.DOTALL)
 
 
-def _parameters(schema: Schema) -> tuple[Parameter, ...]:
+def _query_parameters(schema: Schema) -> tuple[Parameter, ...]:
     """The fields of a query as parameters."""
     found = []
     for name, described in schema["properties"].items():
@@ -247,17 +250,17 @@ def _parameters(schema: Schema) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
+def _schema_of_types(kind: _Types | None, *, is_answer: bool) -> Schema | None:
     """The schema of a struct, or of a list of one; of a union, the schemas of its members."""
     if kind is None:
         return None
-    structs = [each for each in _parts(kind) if issubclass(each, msgspec.Struct)]
+    structs = [each for each in _member_types(kind) if issubclass(each, msgspec.Struct)]
     schemas = [schema_of(each, is_answer=is_answer) for each in structs]
     if get_origin(kind) is list:
         return {"type": "array", "items": schemas[0]}
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
-def _parts(kind: _Types) -> tuple[Any, ...]:
+def _member_types(kind: _Types) -> tuple[Any, ...]:
     """The members of a union, or the items' type of a list; else the struct itself."""
     return get_args(kind) or (kind,)

@@ -1,6 +1,6 @@
-"""The record of a request. It is shown while the request is in flight; at its end it is logged, counted, shown and kept.
+"""The record of a request: shown while the request is in flight; at its end logged, counted, shown and kept.
 
-It has small values: no body, no exception, no ticket. Its JSON is made on demand.
+A record has small values: no body, no exception, no ticket. Its JSON is made on demand.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from supervisor.core.types import Devices, ModelId
 from supervisor.engine.waits import WaitSegment
 from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 
-ENDED: Final = 1000  # how many recent requests are kept
-MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
+ENDED: Final = 1000  # the number of recent requests that are kept
+MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's message may quote a whole wrong field
 BODY: Final = WaitReason(WaitKind.BODY, "its body to arrive and be read")
-_SHORTEST_S: Final = 0.002  # that a shown part has; the loop's clock, which times an arrival, has milliseconds
+_SHORTEST_WAIT_S: Final = (
+    0.002  # shorter waits are not shown: the loop's clock, which times an arrival, has milliseconds
+)
 _WAITED: Final = "It waited for "
 
 
 class RequestRecord(RequestLine):
-    """A request that has ended, or its state so far. Times (`…_at`) are of the engine's clock."""
+    """A request that has ended, or its state so far. Times (`…_at`) are on the engine's clock."""
 
-    id: str | None = None  # an earlier daemon's begins with its run; None: it was refused before it was entered
+    id: str | None = None  # an earlier daemon's id begins with its run; None: refused before it was in flight
     arrived_at: float = 0.0
     ended_at: float = 0.0
     stream: bool = False
     waits: tuple[WaitSegment, ...] = ()
     first_token_s: float | None = None  # from its arrival to the first piece of the answer; None: none came
-    tokens_per_s: float | None = None  # of a stream: another answer comes at once, which says nothing about its tokens
+    tokens_per_s: float | None = None  # of a stream: any other answer comes at once, so its rate is unknown
     error_message: str | None = None
     model_id: ModelId | None = None  # the model whose worker it waited for, or got
     demand: Demand = DEFAULT_DEMAND
     # The rest is counted, and neither shown nor written.
     key_id: str = ""
     devices: Devices = ()  # of its worker
-    admitted_at: float | None = None  # when its worker got it
-    cached_tokens: int | None = None  # of the prompt's
+    admitted_at: float | None = None  # the time at which its worker got it
+    cached_tokens: int | None = None  # of the prompt's tokens
 
     @property
     def has_failed(self) -> bool:
@@ -48,15 +50,15 @@ class RequestRecord(RequestLine):
         return self.error is not None or not 200 <= self.status < 400
 
     def is_about(self, name: str) -> bool:
-        """Did the request name this model, by this name or another?"""
+        """Did the request name this model, by this or another name?"""
         return name in {self.model, self.model_id}
 
     def line(self) -> RequestLine:
-        """The fields that the log shows."""
-        return RequestLine(*astuple(self)[:_LINE])
+        """The fields of the log line."""
+        return RequestLine(*astuple(self)[:_LINE_FIELDS])
 
     def view(self, epoch: float) -> EndedRequest:
-        """The record for the API. `epoch`: when the engine's clock was zero, in Unix seconds."""
+        """The record for the API. `epoch`: the zero of the engine's clock, in Unix seconds."""
         first_s, rate = self.first_token_s, self.tokens_per_s
         line = asdict(self.line()) | {"tenant": self.demand.tenant or None, "priority": self.demand.priority}
         return EndedRequest(
@@ -67,7 +69,7 @@ class RequestRecord(RequestLine):
             wait=[
                 WaitPart(awaited.kind.value, f"{_WAITED}{awaited.what}.", round(took_s, 3))
                 for awaited, took_s in self.waits
-                if took_s >= _SHORTEST_S
+                if took_s >= _SHORTEST_WAIT_S
             ],
             first_token_ms=None if first_s is None else round(first_s * 1000, 1),
             tokens_per_s=None if rate is None else round(rate, 2),
@@ -75,17 +77,17 @@ class RequestRecord(RequestLine):
         )
 
 
-_LINE: Final = len(RequestLine.__struct_fields__)
+_LINE_FIELDS: Final = len(RequestLine.__struct_fields__)
 
 
-class _Written(msgspec.Struct):
+class _DiskRecord(msgspec.Struct):
     """A record on disk."""
 
     model: ModelId | None
     view: dict[str, object]
 
 
-class _Shown(msgspec.Struct):
+class _ViewFields(msgspec.Struct):
     """The fields of a view that a record has in another form. Another version of llmux may have written fewer of them."""
 
     at: float
@@ -96,21 +98,21 @@ class _Shown(msgspec.Struct):
 
 
 _KINDS: Final = frozenset(WaitKind)
-_written: Final = msgspec.json.Decoder(_Written).decode
+_decode_record: Final = msgspec.json.Decoder(_DiskRecord).decode
 
 
 def written(record: RequestRecord, epoch: float, run: str) -> str:
-    """The record as text for the disk. `run` goes in front of this daemon's request numbers."""
+    """The record as text for the disk. `run` is the prefix of this daemon's request numbers."""
     number = None if record.id is None else f"{run}-{record.id}"
     return msgspec.json.encode({"model": record.model_id, "view": replace(record.view(epoch), id=number)}).decode()
 
 
 def restored(text: str, epoch: float) -> RequestRecord | None:
-    """The record of a text that `written` made, with an equal view. None for any other text."""
+    """The record of a text that `written` made, with an equal view; None for any other text."""
     try:
-        found = _written(text)
-        shown = msgspec.convert(found.view, _Shown)
-        found.view.pop("tenant", None), found.view.pop("priority", None)  # a record has them where they are unusual
+        found = _decode_record(text)
+        shown = msgspec.convert(found.view, _ViewFields)
+        found.view.pop("tenant", None), found.view.pop("priority", None)  # a record has only unusual ones
         record = msgspec.convert(found.view, RequestRecord)
     except (msgspec.DecodeError, RecursionError):
         return None

@@ -25,39 +25,39 @@ from supervisor.host.upstream.upstream import Headers
 class Request:
     """One request: its client, the headers of its response, and everything that its record shows.
 
-    The objects that serve the request may refer to it. It refers to none of them but its attempt, which `ResponseCycle.release`
-    clears.
+    The objects that serve the request may refer to it. The request itself refers only to its attempt, which
+    `ResponseCycle.release` clears.
     """
 
     request_id: bytes
     arrived_at: float  # loop time
-    dialect: Dialect  # what the client speaks
+    dialect: Dialect  # the client's
     key: Key | None = None
     demand: Demand = DEFAULT_DEMAND
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
-    response: str | None = None  # the name of the response that it generates in the background
-    waiting: RequestBuffer | None = None  # its body, set iff a successor has to answer it
+    response: str | None = None  # the name of the response that the request generates in the background
+    waiting: RequestBuffer | None = None  # the body, set iff a successor or the daemon itself has to answer the request
     name: str | None = None
     stream: bool = False
-    cache: CacheDirective | None = None  # what it says about caches of prompts
+    cache: CacheDirective | None = None  # about prompt caches
     budget_s: float | None = None  # from its arrival
-    ticket_id: TicketId | None = None  # once it is entered
-    entered_at: float | None = None  # loop time; as is the next
-    trace: TraceContext | None = None  # that it belongs to
-    span_id: str = ""  # of what its worker does for it; set iff spans are made
+    ticket_id: TicketId | None = None  # set once the request is in flight
+    entered_at: float | None = None  # loop time; set with `ticket_id`
+    trace: TraceContext | None = None  # the trace that the request belongs to
+    span_id: str = ""  # of the worker's part of the trace; set iff spans are made
     attempt: Attempt = field(default_factory=Attempt)  # the last one
-    waits: list[WaitTrace] = field(default_factory=list)  # for a worker, in order; not where one took it at once
-    is_begun: bool = False  # has its client the head of a stream, though no worker has answered? Set at a hand-over
-    ended_at: float = 0.0  # loop time; this and the usage once it has ended
-    usage: Usage = NO_USAGE
+    waits: list[WaitTrace] = field(default_factory=list)  # for a worker, in order; none if a worker took it at once
+    is_begun: bool = False  # does the client have the head of a stream before a worker answered? Set at a handover
+    ended_at: float = 0.0  # loop time; set at the end
+    usage: Usage = NO_USAGE  # set at the end
     failure: str | None = None  # an error's code
     failed_status: int = 0
     failed_message: str | None = None
 
     @property
     def admitted_at(self) -> float | None:
-        """When a worker took it; None: not yet. `arrived_at`, `entered_at` and this are the `Times` of a translation."""
+        """The time of its admission to a worker; None: not yet. `arrived_at`, `entered_at` and this are a translation's `Times`."""
         return None if self.attempt.ticket is None else self.attempt.ticket.admitted
 
     @property
@@ -66,13 +66,13 @@ class Request:
         return self.attempt.outcome.started or self.is_begun
 
     def counted(self) -> Usage:
-        """The tokens of its answer, once it has ended. The first call searches for them."""
+        """The token counts of its answer, once it has ended. The first call searches the answer for them."""
         if self.usage is NO_USAGE:
             self.usage = self.attempt.outcome.usage()
         return self.usage
 
     def fail(self, error: LlmuxError) -> None:
-        """The request ended with this error. The error itself isn't kept: it would keep the frames that it passed."""
+        """Record the error that ended the request. The error itself isn't kept: it would keep its traceback's frames."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
 
     def parts(self, now: float) -> tuple[WaitSegment, ...]:
@@ -83,7 +83,7 @@ class Request:
         return (body, *(part for wait in waits for part in wait.parts(now))) if waits else (body,)
 
     def record(self, until: float) -> RequestRecord:
-        """Its record, at its end or at a look at it: `until` (loop time)."""
+        """Its record at the time `until` (loop time): at its end, or so far."""
         attempt, key, usage, demand = self.attempt, self.key, self.usage, self.demand
         ticket, outcome = attempt.ticket, attempt.outcome
         first_s, first_at, count = outcome.first_byte_s, outcome.first_byte_at, usage.completion

@@ -1,4 +1,4 @@
-"""A request on its way through the gateway's stages: the values that a stage leaves for the next ones."""
+"""A request in the gateway's stages: the values that a stage passes to the next ones."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ResponseCycle:
         "wants_load_status",
     )
 
-    body: Body  # opened; from the stage `body` on, until the request waits for a worker
-    profile: ClientConfig  # of the client; from `identity` on
-    client: CancelOnDisconnect  # whoever waits for the answer; once it is entered
+    body: Body  # parsed; from the stage `body` on, until the request waits for a worker
+    profile: ClientConfig  # of the client; from the stage `identity` on
+    client: CancelOnDisconnect  # watches the client; set once the request is in flight
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, request: Request, request_buffer: RequestBuffer
@@ -56,15 +56,15 @@ class ResponseCycle:
         self.send = send
         self.request = request
         self.head: RequestHead = head_of(scope)
-        self.request_buffer = request_buffer  # the body: as it came, and what a worker gets once that is made of it
+        self.request_buffer = request_buffer  # the client's body, later the worker's body
         self.stored_conversation: StoredConversation | None = None  # set iff the answer is kept or changed
         self.capture: Capture | None = None  # set iff a copy of both bodies is kept
-        self.ladder: Ladder | None = None  # set iff a task was asked: who is asked next
-        self.is_permitted = False  # by its body, to leave this machine
-        self.loading: Loading | None = None  # of the media that it refers to; set iff there may be some
-        self.mending: Mending | None = None  # set iff its worker has refused it
-        self.wants_load_status: bool | None = None  # of loads, in its stream; None: it doesn't say
-        self.keepalive: Keepalive | None = None  # set iff its client waits for a stream
+        self.ladder: Ladder | None = None  # set iff the request names a task: selects the next candidate
+        self.is_permitted = False  # does the body allow the request to leave this machine?
+        self.loading: Loading | None = None  # loads the media that the body refers to; set iff there may be some
+        self.mending: Mending | None = None  # set iff the worker has refused the request
+        self.wants_load_status: bool | None = None  # status lines in the stream while a model loads; None: not set
+        self.keepalive: Keepalive | None = None  # set iff the client waits for a stream
 
     @property
     def is_begun(self) -> bool:
@@ -72,20 +72,20 @@ class ResponseCycle:
         return self.keepalive is not None and self.keepalive.started
 
     def release(self) -> None:
-        """Release everything that is kept of the request."""
+        """Release all buffers of the request."""
         self.request_buffer.release()
         if self.loading is not None:
             self.loading.buffer.release()
         if self.stored_conversation is not None:
             self.stored_conversation.release()
         attempt = self.request.attempt
-        if self.ladder is not None:  # else it is `request_buffer`, which may be somebody else's now
+        if self.ladder is not None:  # else it is `request_buffer`, which may have another owner now
             attempt.body.release()
-        # Each of these refers to what has it:
+        # Break reference cycles:
         attempt.translation = self.ladder = None
 
 
 Stage = Callable[[ResponseCycle], Awaitable[None]]
-"""The steps of a request's way. A stage ends the request by raising LlmuxError."""
+"""One step of the pipeline. A stage ends the request by raising LlmuxError."""
 
 Stages = Sequence[Stage]

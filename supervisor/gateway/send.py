@@ -1,4 +1,4 @@
-"""The stage that passes an admitted request on to its worker, and the answer back through the filters."""
+"""The stage that forwards an admitted request to its worker, and the answer back through the filters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded, is_
 from supervisor.host.store.picture_store import PictureStore
 from supervisor.host.store.request_buffer import BodyBudget, Gathered
 
-WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
+WHY_S: Final = 2.0  # the time to find out why a worker ended that broke off a stream
 
 
 class Sending:
@@ -61,7 +61,7 @@ class Sending:
             *(() if request.cache is None or attempt.reuses else NOTHING_REUSED),
             *request.extra,
         ]
-        filters = self._filters(cycle)
+        filters = self._answer_filters(cycle)
         gathered = Gathered(self._bodies, self._body_limit) if filters else None
         is_served = True
         try:
@@ -81,9 +81,9 @@ class Sending:
                         raise
         except LlmuxError as error:
             if outcome.started:
-                if (why := await self._why(ticket, error, attempt)) is not None:
+                if (why := await self._why_worker_ended(ticket, error, attempt)) is not None:
                     raise UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code) from None
-            else:  # whoever answers is charged for it
+            else:  # the client is charged when another attempt answers
                 is_served = not (is_for_another(cycle, error) or isinstance(error, UnreachableError))
             raise
         finally:
@@ -96,13 +96,13 @@ class Sending:
                 accounts = request.demand.accounts
                 self._engine.finish(ticket, tokens_of(accounts, outcome) if accounts else 0, served=is_served)
 
-    async def _why(self, ticket: Ticket, error: LlmuxError, attempt: Attempt) -> str | None:
-        """Why the worker ended, if it did; None where the client couldn't read it."""
+    async def _why_worker_ended(self, ticket: Ticket, error: LlmuxError, attempt: Attempt) -> str | None:
+        """The reason why the worker ended; None if it still runs, or if the client couldn't read the reason."""
         if error.code != "upstream_broken" or not attempt.outcome.stream_type:
             return None
         return await self._engine.why_ended(ticket, WHY_S)
 
-    def _filters(self, cycle: ResponseCycle) -> Sequence[Filter]:
+    def _answer_filters(self, cycle: ResponseCycle) -> Sequence[Filter]:
         """The filters for the answer, in their order."""
         request, attempt = cycle.request, cycle.request.attempt
         filters: list[Filter] = []
@@ -120,12 +120,12 @@ class Sending:
 
 
 def last_filters(cycle: ResponseCycle) -> Sequence[Filter]:
-    """The filters that see everything the client gets, also errors."""
+    """The filters that see the client's whole answer, also errors."""
     return [each for each in (cycle.stored_conversation, cycle.capture) if each is not None]
 
 
 def is_for_another(cycle: ResponseCycle, error: LlmuxError) -> bool:
-    """Did the worker refuse the request for want of room, so that another model, or the same worker later, may answer it?
+    """Did the worker refuse the request for lack of room, so that another model, or the same worker later, may answer it?
 
     Such a request is not mended and not charged, and its client doesn't get the refusal.
     """

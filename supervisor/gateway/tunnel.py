@@ -1,7 +1,7 @@
-"""A WebSocket between a client and a worker. After the handshake llmux passes bytes that it doesn't read.
+"""A WebSocket between a client and a worker. After the handshake llmux forwards the bytes without parsing them.
 
-The server protocol offers a `Client` in the scope of a request that asks for a WebSocket. The WebSocket counts as one request
-until either side ends it.
+The server protocol puts a `Client` into the scope of a request for a WebSocket. The WebSocket counts as one request until
+either side ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Client(Protocol):
 
 
 def client_of(scope: Scope) -> Client | None:
-    """The client's side, if the request asks for a WebSocket; else None."""
+    """The client's side of a request for a WebSocket; None for any other request."""
     found: Client | None = scope["extensions"].get(EXTENSION)
     return found
 
@@ -50,7 +50,7 @@ def refuse(path: str) -> InvalidRequestError:
 
 
 async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, first_byte_s: float) -> NoReturn:
-    """Connect client and worker until one of them ends the WebSocket.
+    """Connect client and worker until either side ends the WebSocket.
 
     Raises LlmuxError while the client has no answer, later ResponseOverError. Cancellation closes the worker's connection.
     """
@@ -74,13 +74,13 @@ async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, fi
             raise refuse(path) if status < 400 else upstream_error(status, b"", data)
         outcome.status, outcome.started = status, True
         received = client.begin(head)
-        sending = asyncio.ensure_future(_pump(received, writer))
+        sending = asyncio.ensure_future(_copy_to_worker(received, writer))
         try:
             while data := await reader.read(PIECE):
                 outcome.keep(data)
                 await client.write(data)
         except OSError:
-            pass  # as its end
+            pass  # as at the end of the stream
         finally:
             sending.cancel()
     finally:
@@ -88,11 +88,11 @@ async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, fi
     raise ResponseOverError
 
 
-async def _pump(received: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy_to_worker(received: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await received.read(PIECE):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
     except OSError:
-        pass  # the worker has gone, which its reader notices
+        pass  # the worker has ended; the reader of its answers notices that
