@@ -100,10 +100,10 @@ BODIES = st.builds(
 def outlined():
     """Everything is large, and every slice small."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("_LONG", 30), ("_KEPT", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_RUN", 10)):
+        for name, size in (("_LONG_BYTES", 30), ("_KEPT_BYTES", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_MIN_RUN", 10)):
             patch.setattr(condensed_json, name, size)
         patch.setattr(json_body, "SMALL", 0)
-        patch.setattr(json_body, "_LARGE", 0)
+        patch.setattr(json_body, "_LARGE_BYTES", 0)
         yield
 
 
@@ -252,7 +252,7 @@ class TestForms:
 
         async def changed():
             found = await read_form(body, b"multipart/form-data; boundary=" + boundary)
-            return found, await found._changed({"model": ("m\n1",), "n": (), "new": ("1", "2")})
+            return found, await found._with_fields({"model": ("m\n1",), "n": (), "new": ("1", "2")})
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(form, "SLICE", size)

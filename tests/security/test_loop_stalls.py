@@ -283,7 +283,7 @@ def test_slices():
     assert form.SLICE <= 32 * 1024
     assert condensed_json.MOST_VALUES <= 100_000
     assert json_body.SMALL <= 64 * 1024
-    assert json_body._LARGE <= 256 * 1024
+    assert json_body._LARGE_BYTES <= 256 * 1024
 
 
 TEXT = b'"%b"' % (b"a" * SIZE)

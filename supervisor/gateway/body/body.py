@@ -1,4 +1,4 @@
-"""Request bodies: how they are read within limits, and what every kind of body offers. `json_body` and `form` parse them."""
+"""Request bodies: reading within limits, and the interface of every kind of body. `json_body` and `form` parse them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 PRIVATE: Final = "x_"
-"""Prefix of private fields, on which clients, proxies and llmux agree among themselves. No worker gets any."""
+"""Prefix of private fields, which are for proxies and llmux. No worker gets them."""
 PRIORITY: Final = "x_priority"
 CLIENT: Final = "x_client_id"
 BUDGET: Final = "x_timeout_s"
@@ -41,7 +41,7 @@ KEEP_ALIVE: Final = "x_keep_alive_s"
 EXTENSION_FIELDS: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
 """The private fields that llmux reads."""
 RESPONSE_FORMAT: Final = "response_format"
-"""A field of requests for pictures: should the answer hold them (`b64_json`), or their addresses (`url`)?"""
+"""A field of requests for pictures: should the answer have the pictures (`b64_json`) or their addresses (`url`)?"""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
@@ -51,13 +51,13 @@ class Body:
     __slots__ = ("fields", "is_silent", "name", "stream")
 
     def __init__(self) -> None:
-        self.name: str | None = None  # of the model; None: it names none
+        self.name: str | None = None  # of the model; None: the body names none
         self.stream = False
-        self.fields: Fields = {}  # of a JSON object, values unparsed, to be looked at only; empty for every other body
-        self.is_silent = True  # has it no private fields?
+        self.fields: Fields = {}  # of a JSON object, values unparsed, read-only; empty for every other body
+        self.is_silent = True  # has the body no private fields?
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
-        """The error for a request that names its model nowhere."""
+        """The error for a request that names no model."""
         if scope["method"] == "GET":
             return InvalidRequestError(
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
@@ -65,31 +65,31 @@ class Body:
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
 
     def rename(self, name: str) -> None:
-        """If the body names a model, give the worker this name instead."""
+        """If the body names a model, replace that name for the worker."""
 
     def extension(self, name: str) -> JsonValue:
-        """The value of a field of `EXTENSION_FIELDS`; None where it is missing, null or empty. Raises InvalidRequestError."""
+        """The value of a field of `EXTENSION_FIELDS`; None if missing, null or empty. Raises InvalidRequestError."""
         return None
 
     @property
     def unknown_extensions(self) -> Sequence[str]:
-        """The private fields that mean nothing to llmux and reach no worker."""
+        """The private fields that llmux doesn't know; no worker gets them."""
         return ()
 
     def raw(self, name: str) -> bytes | None:
-        """A top-level field as JSON; None where there is none."""
+        """A top-level field as JSON; None if there is none."""
         return None
 
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
-        """The canonical request, and the translation of its answers. Raises InvalidRequestError if there is none."""
+        """The canonical request, and the translation of its answers. Raises InvalidRequestError if the body can't be translated."""
         raise InvalidRequestError("The request body is empty; it must be a JSON object.")
 
     def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> Body:
-        """The body after the rewrite for its model, so that it can be translated then. Raises InvalidRequestError."""
+        """The body after the rewrite for its model, for a later translation. Raises InvalidRequestError."""
         return self
 
     def take_permission(self) -> bool:
-        """Does llmux's own field allow the request to leave this machine? Raises InvalidRequestError."""
+        """Does llmux's field `allow_remote` allow the request to leave this machine? Raises InvalidRequestError."""
         return False
 
     async def check(
@@ -102,28 +102,28 @@ class Body:
     ) -> Sequence[Wanted]:
         """Raises InvalidRequestError for content that no model, or not this one, may get, and for missing fields.
 
-        `texts`: texts that the worker takes for references. Returns the references that must be loaded before the worker gets the body.
+        `texts`: the marks of references within texts. Returns the references to be loaded before the worker gets the body.
         """
         return ()
 
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
-        """Load the references that `check` returned, and put their content in their place. Raises LlmuxError."""
+        """Load the references that `check` returned, and replace them by their content. Raises LlmuxError."""
 
     def prefix(self) -> int | None:
-        """A fingerprint of the beginning of the conversation, the same for all of its turns; None without a prompt."""
+        """A fingerprint of the conversation's beginning, the same for all of its turns; None without a prompt."""
         return None
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """The body for a worker, after the rewrite. Several workers may get one each. Raises InvalidRequestError."""
+        """The body for a worker, after the rewrite. May be called for several workers. Raises InvalidRequestError."""
         return b""
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, buffer: RequestBuffer | None = None) -> Bytes:
     """The whole body. The protocol disconnects a client that stalls.
 
-    `buffer` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError
-    as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after the answer), and
-    ClientDisconnectedError.
+    `buffer` counts the body's bytes as they arrive, and raises UnavailableError when the budget has no room for them. Raises
+    TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after the
+    answer), and ClientDisconnectedError.
     """
     announced = head_of(scope).content_length
     if announced is not None:
@@ -131,14 +131,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int, buffer: RequestB
             raise _too_large(limit)
         if buffer is not None:
             buffer.expect(announced)
-    body, more = await _next(receive)
+    body, more = await _next_chunk(receive)
     if len(body) > limit:
         raise _too_large(limit)
     if not more:
         return body
-    grown = bytearray(body)  # grows in place: joining pieces at the end would copy everything in one turn of the loop
+    grown = bytearray(body)  # grows in place: joining chunks at the end would copy everything in one turn of the loop
     while more:
-        body, more = await _next(receive)
+        body, more = await _next_chunk(receive)
         if len(grown) + len(body) > limit:
             raise _too_large(limit)
         if buffer is not None:
@@ -150,7 +150,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, buffer: RequestB
 def refuse_other_charset(content_type: bytes) -> None:
     """Raises InvalidRequestError for a charset other than UTF-8.
 
-    JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys than llmux does.
+    JSON is UTF-8: a worker that decodes by `charset=utf-7` would find other keys than llmux.
     """
     if b"charset" in content_type.lower() and _UTF8.fullmatch(content_type) is None:
         raise InvalidRequestError(
@@ -158,8 +158,8 @@ def refuse_other_charset(content_type: bytes) -> None:
         )
 
 
-async def _next(receive: Receive) -> tuple[bytes, bool]:
-    """The next piece, and whether more pieces follow."""
+async def _next_chunk(receive: Receive) -> tuple[bytes, bool]:
+    """The next chunk, and whether more chunks follow."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnectedError

@@ -1,5 +1,5 @@
-"""Multipart forms: the positions of their fields, the values that decide where a form goes, and the values by which a worker
-could load something (see `media`). Nothing else is decoded, especially no files. A form that readers would understand
+"""Multipart forms: the positions of their fields, the values that decide about the route, and the values by which a worker
+could load something (see `media`). Nothing else is decoded, especially no files. A form that two parsers could understand
 differently is refused: for example a part with two names, an encoded value, or another charset.
 
 To change a form for a virtual model, removed fields are cut out, new ones are put in front, and every other byte stays
@@ -28,23 +28,23 @@ from supervisor.gateway.filters.translation import AnswerTranslation, Translatio
 from supervisor.gateway.media.media import is_content, means_loading, refusal
 
 PARTS_LIMIT: Final = 64
-VALUE_LIMIT: Final = 512  # of the fields that are read
-PARAMETERS_LIMIT: Final = 100  # of a header in it
-TYPE_LIMIT: Final = 1024  # of the Content-Type
-SLICE: Final = 32 * 1024  # parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
-EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
+VALUE_LIMIT: Final = 512  # bytes of a field that llmux reads
+PARAMETERS_LIMIT: Final = 100  # parameters of a part's header
+TYPE_LIMIT: Final = 1024  # bytes of the Content-Type
+SLICE: Final = 32 * 1024  # bytes parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
+EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, without meaning
 _PARAMETER: Final = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))\s*', re.DOTALL)
 _CHARSET: Final = re.compile(rb"charset[\s\"'=]*+(?!(?:utf-?8|us-ascii|iso-8859-1|windows-1252)\b)", re.IGNORECASE)
 _PLAIN_ENCODINGS: Final = frozenset({b"", b"7bit", b"8bit", b"binary"})
-_READ: Final = EXTENSION_FIELDS | {RESPONSE_FORMAT}
+_READ_FIELDS: Final = EXTENSION_FIELDS | {RESPONSE_FORMAT}
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
 
 async def read_form(body: Bytes, content_type: bytes) -> Form:
     """Scan a form. Other tasks run in between.
 
-    Raises InvalidRequestError for a body that is not a form, has too many parts, or names the model twice; and for a form that
-    has no end, or a delimiter after it: some readers would take its last part, or go on after its end.
+    Raises InvalidRequestError for a body that is not a form, has too many parts, or names the model twice; and for a form without
+    an end, or with a delimiter after its end: some parsers would accept its last part, or go on after its end.
     """
     if len(content_type) > TYPE_LIMIT:
         raise InvalidRequestError(f"The Content-Type is longer than {TYPE_LIMIT} bytes.")
@@ -95,27 +95,27 @@ class Form(Body):
     def __init__(self, body: Bytes, delimiter: bytes, closing: int) -> None:
         super().__init__()
         self._body = body
-        self._closing = closing  # where the last delimiter begins
+        self._closing = closing  # the position of the last delimiter
         self.is_complete = False
         self.allow_remote: str | None = None
         self._texts: dict[str, str] = {}
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
         self._parts = 0
-        self._fields: list[tuple[str, int]] = []  # name, and where the part's first header begins
+        self._fields: list[tuple[str, int]] = []  # name, and position of the part's first header
         self._begin: int | None = None
-        self._is_named = self._is_file = self._is_recoded = False
+        self._is_named = self._is_file = self._has_other_charset = False
         self._header_name = b""
         self._header_value = b""
-        self._reading = b""  # the field that is being read
-        self._loaded = ""  # the field that a worker could load something by
+        self._read_field = b""  # the current field, if llmux reads it
+        self._media_field = ""  # the current field, if its value could make a worker load something
         self._value = bytearray()
         self._is_base64 = True
 
     def part_begin(self) -> None:
         self._parts += 1
         self._begin = None
-        self._is_named = self._is_file = self._is_recoded = False
+        self._is_named = self._is_file = self._has_other_charset = False
         if self._parts > PARTS_LIMIT:
             raise InvalidRequestError(f"The form has more than {PARTS_LIMIT} parts.")
 
@@ -135,58 +135,58 @@ class Form(Body):
         if header == b"content-transfer-encoding" and value.strip().lower() not in _PLAIN_ENCODINGS:
             raise InvalidRequestError("A part of the form has a Content-Transfer-Encoding; send it as it is.")
         if header == b"content-type":
-            self._is_recoded = self._is_recoded or _CHARSET.search(value) is not None
+            self._has_other_charset = self._has_other_charset or _CHARSET.search(value) is not None
         if header != b"content-disposition":
             return
         if self._is_named:
             raise InvalidRequestError("A part of the form has two Content-Disposition headers.")
         self._is_named = True
-        options = _parameters(value)
+        options = _parse_parameters(value)
         name = options.get(b"name", b"")
         assert self._begin is not None
         text = name.decode("utf-8", "replace")
         self._fields.append((text, self._begin))
-        self._is_file = bool(options.get(b"filename"))  # an empty one is no file's for some readers
-        if name in (b"model", b"stream", b"allow_remote") or text in _READ:
-            self._reading = name
+        self._is_file = bool(options.get(b"filename"))  # some parsers don't treat an empty name as a file's
+        if name in (b"model", b"stream", b"allow_remote") or text in _READ_FIELDS:
+            self._read_field = name
         elif not self._is_file and means_loading(text):
-            self._loaded = text
+            self._media_field = text
 
     def headers_finished(self) -> None:
-        if self._is_recoded and not self._is_file:
+        if self._has_other_charset and not self._is_file:
             raise InvalidRequestError("A value in the form has another charset; send it as UTF-8.")
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._loaded:
+        if self._media_field:
             piece = data[start:end]
             self._value += piece[: VALUE_LIMIT - len(self._value)] if len(self._value) < VALUE_LIMIT else b""
             self._is_base64 = self._is_base64 and not piece.translate(None, _BASE64)
-        elif self._reading:
+        elif self._read_field:
             self._value += data[start:end]
             if len(self._value) > VALUE_LIMIT:
-                name = self._reading.decode()
+                name = self._read_field.decode()
                 raise InvalidRequestError(f"The form field `{name}` is too long.", param=name)
 
     def part_end(self) -> None:
-        if self._reading == b"model":
+        if self._read_field == b"model":
             if self.name is not None:
                 raise InvalidRequestError("The form names `model` twice.", param="model")
             try:
                 self.name = self._value.decode()
             except UnicodeDecodeError as error:
                 raise InvalidRequestError("The form field `model` is not UTF-8.", param="model") from error
-        elif self._reading == b"stream":
+        elif self._read_field == b"stream":
             self.stream = bytes(self._value).lower() == b"true"
-        elif self._reading == b"allow_remote":
+        elif self._read_field == b"allow_remote":
             self.allow_remote = self._value.decode("utf-8", "replace")
-        elif self._reading:
-            self._texts[self._reading.decode()] = self._value.decode("utf-8", "replace")
+        elif self._read_field:
+            self._texts[self._read_field.decode()] = self._value.decode("utf-8", "replace")
             self.is_silent = False
-        elif self._loaded:
+        elif self._media_field:
             text = self._value.decode("utf-8", "replace")
-            if not is_content(self._loaded, text if self._is_base64 else f"{text}:"):
-                raise refusal(self._loaded, text)
-        self._reading, self._loaded, self._is_base64 = b"", "", True
+            if not is_content(self._media_field, text if self._is_base64 else f"{text}:"):
+                raise refusal(self._media_field, text)
+        self._read_field, self._media_field, self._is_base64 = b"", "", True
         self._value.clear()
 
     def end(self) -> None:
@@ -204,11 +204,11 @@ class Form(Body):
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
 
     def extension(self, name: str) -> JsonValue:
-        """See Body. The last of several counts."""
+        """See Body. Of several fields, the last counts."""
         return self._texts.get(name) or None
 
     def raw(self, name: str) -> bytes | None:
-        """See Body; of all fields only `response_format`."""
+        """See Body. Only for `response_format`."""
         text = self._texts.get(name) if name == RESPONSE_FORMAT else None
         return None if text is None else msgspec.json.encode(text)
 
@@ -231,40 +231,40 @@ class Form(Body):
         if self.allow_remote is not None:
             fields[permission.FIELD] = ()
         fields |= {name: () for name in self.names if name.startswith(PRIVATE)}
-        return await self._changed(fields)
+        return await self._with_fields(fields)
 
-    async def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
+    async def _with_fields(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
         """The form with other values for these fields; an empty list removes a field."""
         body = self._body
         if not fields or not self._fields:
             return body
-        # The delimiter is directly before the first header, with nothing else in between.
+        # The delimiter is directly before the part's first header.
         begins = [body.rfind(self._delimiter, 0, begin) for _, begin in self._fields]
         ends = [*begins[1:], self._closing]
         kept = [
             (begin, end) for (name, _), begin, end in zip(self._fields, begins, ends, strict=True) if name not in fields
         ]
-        added = b"".join(self._part(name, value) for name, values in fields.items() for value in values)
+        added = b"".join(self._encode_part(name, value) for name, values in fields.items() for value in values)
         changed = bytearray()
-        await self._copy(changed, 0, begins[0])
+        await self._copy_slices(changed, 0, begins[0])
         changed += added
         for begin, end in (*kept, (self._closing, len(body))):
-            await self._copy(changed, begin, end)
+            await self._copy_slices(changed, begin, end)
         return changed
 
-    async def _copy(self, changed: bytearray, begin: int, end: int) -> None:
+    async def _copy_slices(self, changed: bytearray, begin: int, end: int) -> None:
         for start in range(begin, end, SLICE):
             changed += self._body[start : min(start + SLICE, end)]
             await asyncio.sleep(0)
 
-    def _part(self, name: str, value: str) -> bytes:
+    def _encode_part(self, name: str, value: str) -> bytes:
         quoted = name.replace("\\", "\\\\").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
         head = f'\r\nContent-Disposition: form-data; name="{quoted}"\r\n\r\n{value}\r\n'
         return self._delimiter + head.encode()
 
 
-def _parameters(header: bytes) -> dict[bytes, bytes]:
-    """The parameters of a Content-Disposition, by their lower-case names. Raises InvalidRequestError where readers would differ."""
+def _parse_parameters(header: bytes) -> dict[bytes, bytes]:
+    """The parameters of a Content-Disposition, by their lower-case names. Raises InvalidRequestError for ambiguous ones."""
     if header.count(b";") > PARAMETERS_LIMIT:
         raise InvalidRequestError("A Content-Disposition header in the form has too many parameters.")
     found: dict[bytes, bytes] = {}

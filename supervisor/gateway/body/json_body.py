@@ -1,8 +1,8 @@
 """A JSON request, parsed once into its top-level fields, their values unparsed.
 
-All decisions about a request use these fields: where it goes, whether it is allowed, what changes in it. Without a change
-the body is forwarded byte for byte. Of a large body only the outline is parsed, so that megabytes of pictures are skipped
-and nobody else waits for it.
+All decisions about a request use these fields: its route, its permission, its changes. Without a change the body is forwarded
+byte for byte. A large body is condensed before it is parsed (`condensed_json`), so that megabytes of pictures are skipped and
+other requests don't wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from supervisor.gateway.media.media import Texts, references, refuse_media
 from supervisor.gateway.media.media_address import LONGEST
 from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
 
-_LARGE: Final = 256 * 1024  # parsed as a whole unless it is mainly pictures, or has many values
+_LARGE_BYTES: Final = 256 * 1024  # a smaller body is parsed as a whole unless it is mainly pictures, or has many values
 _FEW_STRINGS: Final = 100
 _FEW_VALUES: Final = 30_000
 _encode: Final = msgspec.json.Encoder().encode
@@ -40,19 +40,19 @@ _text: Final = msgspec.json.Decoder(str).decode
 _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _KEY: Final = re.compile(rb'[\s,]*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
-_END: Final = re.compile(rb"\s*\}\s*")
-_FIRST_HALF: Final = re.compile(rb"\\u[dD][89abAB]")
-_SLICE: Final = 1 << 20  # decoded between two turns of the loop
-_COUNTED: Final = 1 << 16
+_OBJECT_END: Final = re.compile(rb"\s*\}\s*")
+_HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
+_SLICE: Final = 1 << 20  # bytes decoded between two turns of the loop
+_COUNTED_BYTES: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
 PREFIX_BYTES: Final = 1024
-"""This much of a prompt identifies the conversation that it continues."""
+"""The number of bytes of a prompt that identify its conversation."""
 _LIST_OR_NULL: Final = b"[n"
-_WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
+_WITH_MESSAGES: Final = frozenset({"messages", "system"})  # places of the system prompt, in APIs with messages
 
-_FORM: Final = b"application/x-www-form-urlencoded"  # curl says so of JSON, too, unless it is told
+_FORM_TYPE: Final = b"application/x-www-form-urlencoded"  # curl's default, also for JSON
 _NOT_A_FORM: Final = (
-    f"The request body is a form of the kind {_FORM.decode()}. Send a JSON object, or, where a file is needed, a form of the "
+    f"The request body is a form of the kind {_FORM_TYPE.decode()}. Send a JSON object, or, where a file is needed, a form of the "
     "kind multipart/form-data."
 )
 
@@ -75,12 +75,12 @@ class JsonBody(Body):
         self._condensed = condensed
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
-        self.name, self.stream = _name(fields), "stream" in fields and _flag(fields, "stream")
-        if self.name is None and fields.pop("model", None) is not None:  # null, which names none
+        self.name, self.stream = _model_name(fields), "stream" in fields and _read_flag(fields, "stream")
+        if self.name is None and fields.pop("model", None) is not None:  # null
             self._is_changed = True
         self.is_silent = True
         self._private: Fields = {}
-        for key in fields:  # nearly never there
+        for key in fields:  # rarely found
             if key[:2] == PRIVATE:
                 self.is_silent = False
         if not self.is_silent:
@@ -91,7 +91,7 @@ class JsonBody(Body):
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
         """Parse a body; other tasks run while a large one is scanned. Raises InvalidRequestError."""
-        if len(raw) <= SMALL or (len(raw) <= _LARGE and _is_plain(raw)):
+        if len(raw) <= SMALL or (len(raw) <= _LARGE_BYTES and _is_cheap_to_parse(raw)):
             return cls(raw, open_object(raw))
         condensed = await CondensedJson.of(raw)
         await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
@@ -126,7 +126,7 @@ class JsonBody(Body):
         return [name for name in self._private if name not in EXTENSION_FIELDS] if self._private else ()
 
     async def field(self, name: str) -> Bytes | None:
-        """The value of a field as it came, as JSON; None without it."""
+        """The value of a field as sent, as JSON; None without this field."""
         raw = self.fields.get(name)
         if raw is None or self._condensed is None:
             return None if raw is None else bytes(raw)
@@ -134,21 +134,21 @@ class JsonBody(Body):
 
     @property
     def condensed(self) -> CondensedJson:
-        """The outline of the body, and of anything added to it."""
+        """The condensed JSON of the body, and of anything added to the body."""
         if self._condensed is None:
             self._condensed = CondensedJson()
         return self._condensed
 
     def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
-        """The body with these top-level fields, as JSON of its outline, instead of its own; None removes a field."""
+        """The body with these top-level fields replaced, given as (condensed) JSON; None removes a field."""
         fields = {name: raw for name, raw in (self.fields | self._private).items() if name not in changes}
         fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
         body = JsonBody(self._raw, fields, self._condensed)
-        body._is_changed = True  # its own
+        body._is_changed = True
         return body
 
     async def whole(self) -> Bytes:
-        """The whole body as JSON, private fields included, for llmux itself."""
+        """The whole body as JSON, with private fields, for llmux itself."""
         text: Bytes = _encode(self.fields | self._private)
         return text if self._condensed is None else await self._condensed.restored(text)
 
@@ -158,7 +158,7 @@ class JsonBody(Body):
         return None if found is None else bytes(found)
 
     def prefix(self) -> int | None:
-        """See Body: up to and with the first message of the user, or the beginning of a prompt."""
+        """See Body. Covers the messages up to the user's first, inclusive, or the beginning of a prompt."""
         messages, prompt = self.fields.get("messages"), self.fields.get("prompt")
         if messages is None:
             return None if prompt is None else crc32(bytes(prompt)[:PREFIX_BYTES])
@@ -168,15 +168,15 @@ class JsonBody(Body):
                 found = crc32(message, found)
                 if _role(message).role == "user":
                     break
-        except msgspec.MsgspecError:  # the worker will say what is wrong
+        except msgspec.MsgspecError:  # the worker reports the error
             return None
         return found
 
     def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
-        """See Body. The private fields stay here; those of the new body are what the translation adds."""
+        """See Body. The new body has only the private fields that the translation adds."""
         fields, answers = translation.request(dict(self.fields))
         body = JsonBody(self._raw, fields, self._condensed)
-        body._is_changed = True  # its own
+        body._is_changed = True
         return body, answers
 
     def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> JsonBody:
@@ -185,10 +185,10 @@ class JsonBody(Body):
         return JsonBody(self._raw, fields, self._condensed)
 
     def take_permission(self) -> bool:
-        """See Body. The field goes to no model."""
+        """See Body. Removes the field: no model gets it."""
         if permission.FIELD not in self.fields:
             return False
-        permitted = _flag(self.fields, permission.FIELD)
+        permitted = _read_flag(self.fields, permission.FIELD)
         del self.fields[permission.FIELD]
         self._is_changed = True
         return permitted
@@ -201,7 +201,7 @@ class JsonBody(Body):
         loading: Loading = NOTHING,
         texts: TextReferences | None = None,
     ) -> Sequence[Wanted]:
-        """See Body: no model may get references, and only some may get media."""
+        """See Body. No model may get references, and only some models may get media."""
         if endpoint.meaning.prompt in _WITH_MESSAGES:
             raw = self.fields.get("messages")
             if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
@@ -209,7 +209,7 @@ class JsonBody(Body):
         types: set[str] = set()
         wanted: list[Wanted] = []
         decoded: dict[str, Any] = {}
-        for found in references(self.fields, self._value, types, decoded):
+        for found in references(self.fields, self._decode_field, types, decoded):
             if found is None:
                 await asyncio.sleep(0)
             else:
@@ -218,16 +218,16 @@ class JsonBody(Body):
         if types:
             refuse_media(types, name, inputs, "messages" if "messages" in self.fields else "input")
         if texts is not None:
-            await self._check_texts(texts, loading, wanted, decoded)
+            await self._find_text_references(texts, loading, wanted, decoded)
         if wanted:
             self._decoded = decoded
         return wanted
 
-    async def _check_texts(
+    async def _find_text_references(
         self, marks: TextReferences, loading: Loading, wanted: list[Wanted], decoded: dict[str, Any]
     ) -> None:
         texts = Texts(marks)
-        for each in texts.of(self.fields, self._value, decoded):
+        for each in texts.of(self.fields, self._decode_field, decoded):
             if each is None:
                 await asyncio.sleep(0)
                 continue
@@ -251,18 +251,18 @@ class JsonBody(Body):
         self._decoded, self._is_changed = {}, True
 
     async def whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
-        """With what an outline lacks of it; nothing, where that is too much for an address, or numbers."""
-        if self._condensed is None or not text.endswith(("-", "-:")):  # as marks end
+        """The text with its cut part restored; empty if it is longer than `most`, or a list of numbers."""
+        if self._condensed is None or not text.endswith(("-", "-:")):  # the ends of marks
             return text
         whole = await self._condensed.restored(_encode(text))
         if len(whole) > most or not whole.startswith(b'"'):
             return ""
         parts, at, last = list[str](), 1, len(whole) - 1
         while at < last:
-            end = last if last - at <= _SLICE else _cut(whole, at, at + _SLICE)
+            end = last if last - at <= _SLICE else _split_point(whole, at, at + _SLICE)
             try:
                 parts.append(_text(b'"%b"' % bytes(whole[at:end])))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # nobody has looked at what was cut out
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the cut part was never decoded
                 raise _refusal(b"text", error) from error
             at = end
             await asyncio.sleep(0)
@@ -280,50 +280,50 @@ class JsonBody(Body):
         await asyncio.sleep(0)
         return await self._condensed.restored(_encode(fields))
 
-    def _value(self, key: str) -> Any:
-        """A field's decoded value. Raises InvalidRequestError for one that is nested too deeply."""
+    def _decode_field(self, key: str) -> Any:
+        """A field's decoded value. Raises InvalidRequestError for a value that is nested too deeply."""
         try:
             return _decode(self.fields[key])
         except UNREADABLE as error:
             raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
 
 
-def _cut(text: Bytes, first: int, last: int) -> int:
-    """Where to cut the inside of a JSON string, at or soon before `last`, so that no escape and no character is cut in two.
+def _split_point(text: Bytes, first: int, last: int) -> int:
+    """The position at or shortly before `last` that splits the inside of a JSON string within no escape and no character.
 
-    `first`, far before `last`, is such a place itself.
+    `first`, far before `last`, is such a position.
     """
     escape = text.rfind(b"\\", last - 12, last)
     if escape < 0:
         while text[last] & 0xC0 == 0x80:
             last -= 1
         return last
-    begin = escape + 1 - _backslashes(text, first, escape + 1)
+    begin = escape + 1 - _count_backslashes(text, first, escape + 1)
     if begin == first:
         return first + (escape + 1 - first) // 2 * 2
-    half = begin - 6  # a character's first half, perhaps
-    is_half = _FIRST_HALF.match(text, half) is not None and _backslashes(text, first, half + 1) % 2 == 1
-    return half if is_half else begin
+    high = begin - 6  # possibly the high half of a surrogate pair
+    is_high = _HIGH_SURROGATE.match(text, high) is not None and _count_backslashes(text, first, high + 1) % 2 == 1
+    return high if is_high else begin
 
 
-def _backslashes(text: Bytes, first: int, last: int) -> int:
+def _count_backslashes(text: Bytes, first: int, last: int) -> int:
     """The number of backslashes directly before `last`."""
     return last - first - len(text[first:last].rstrip(b"\\"))
 
 
-def _is_plain(raw: Bytes) -> bool:
-    """Would an outline cost more than it saves?"""
+def _is_cheap_to_parse(raw: Bytes) -> bool:
+    """Is the body parsed faster as a whole than condensed?"""
     return raw.count(b'"') > 2 * _FEW_STRINGS and sum(map(raw.count, (b",", b"[", b"{"))) <= _FEW_VALUES
 
 
 async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
-    """Parse a body that must be JSON, whatever else its type says. Raises InvalidRequestError."""
+    """Parse a body that must be JSON, whatever its Content-Type. Raises InvalidRequestError."""
     if b";" in content_type:
         refuse_other_charset(content_type)
     try:
         return JsonBody(raw, open_object(raw)) if len(raw) <= SMALL else await JsonBody.open(raw)
     except InvalidRequestError as error:
-        if error.code == "invalid_json" and content_type.lower().startswith(_FORM):
+        if error.code == "invalid_json" and content_type.lower().startswith(_FORM_TYPE):
             raise InvalidRequestError(_NOT_A_FORM, code="invalid_form") from error
         raise
 
@@ -334,7 +334,7 @@ def open_object(body: Bytes) -> Fields:
         fields = _fields(body)
     except UNREADABLE as error:
         raise _refusal(body, error) from error
-    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
+    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write no blanks.
     if len(body) != 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
         _refuse_duplicates(body, fields)
     if len(fields) > _MOST_FIELDS:
@@ -342,8 +342,8 @@ def open_object(body: Bytes) -> Fields:
     return fields
 
 
-def _name(fields: Fields) -> str | None:
-    """The model's name; None where it is missing, or null."""
+def _model_name(fields: Fields) -> str | None:
+    """The model's name; None if missing or null."""
     raw = fields.get("model")
     if raw is None:
         return None
@@ -357,7 +357,7 @@ def _name(fields: Fields) -> str | None:
         raise _refusal(raw, error) from error
 
 
-def _flag(fields: Fields, name: str) -> bool:
+def _read_flag(fields: Fields, name: str) -> bool:
     raw = fields.get(name)
     if raw is None:
         return False
@@ -370,16 +370,16 @@ def _flag(fields: Fields, name: str) -> bool:
 def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
     """Raises InvalidRequestError for a duplicate key: the text is then longer than its parsed fields."""
     if len(fields) > _MOST_FIELDS:
-        return  # that is refused anyway
-    if len(body) < _COUNTED and body.count(b'"') == 2 * len(fields) + b"".join(fields.values()).count(b'"'):
-        return  # a second key would have two more
+        return  # refused by the caller
+    if len(body) < _COUNTED_BYTES and body.count(b'"') == 2 * len(fields) + b"".join(fields.values()).count(b'"'):
+        return  # a second key would add two quotes
     position = body.index(b"{") + 1
     for key, value in fields.items():
         found = _KEY.match(body, position)
         if found is None or _text(found[1]) != key:
             break
         position = found.end() + len(value)
-    if _END.fullmatch(body, position) is None:
+    if _OBJECT_END.fullmatch(body, position) is None:
         raise InvalidRequestError("The request body has the same key twice.", code="duplicate_key")
 
 

@@ -1,6 +1,6 @@
 """Permission for a request to leave this machine: `allow_remote: true` in its body, or the header `X-Allow-Remote: true`.
 
-Field and header are llmux's own and are never forwarded: a client may always send them, whichever model answers.
+Field and header are llmux's own and are never forwarded: a client may send them in every request, to any model.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from supervisor.gateway.head import ALLOW_REMOTE as HEADER
 
 FIELD: Final = "allow_remote"
 
-_WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
+_BOOLEANS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
 
 
 def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Does a header field allow it? Raises InvalidRequestError for a value that is neither yes nor no."""
-    return any(_word(value) for name, value in headers if name == HEADER)
+    """Do the headers give permission? Raises InvalidRequestError for a value that is neither true nor false."""
+    return any(_parse_boolean(value) for name, value in headers if name == HEADER)
 
 
 def in_form(value: str | None) -> bool:
-    """Does a form's field of that name allow it? Raises InvalidRequestError for a value that is neither yes nor no."""
-    return value is not None and _word(value.encode())
+    """Does a form's field give permission? Raises InvalidRequestError for a value that is neither true nor false."""
+    return value is not None and _parse_boolean(value.encode())
 
 
 def refuse(name: str) -> ForbiddenError:
@@ -36,8 +36,8 @@ def refuse(name: str) -> ForbiddenError:
     )
 
 
-def _word(text: bytes) -> bool:
-    answer = _WORDS.get(text.strip().lower())
+def _parse_boolean(text: bytes) -> bool:
+    answer = _BOOLEANS.get(text.strip().lower())
     if answer is None:
         raise InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)
     return answer

@@ -1,7 +1,7 @@
-"""Rules for requests that are slightly wrong: what clients send instead of what an API asks for, and its intended meaning.
+"""Rules for requests that are slightly wrong: common deviations of clients from an API, and their intended meaning.
 
-Decoders apply these rules to the requests that they translate. A request that goes to its worker as it came is mended only when
-the worker refuses it (`put_right`): so llmux decodes nothing that a worker accepts, and needs no list of what each worker accepts.
+Decoders apply these rules to the requests that they translate. A request that goes to its worker untranslated is mended only if
+the worker refuses it (`put_right`): so llmux decodes no request that a worker accepts, and needs no list of each worker's rules.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from supervisor.gateway.body.typed import UNREADABLE
 Json = dict[str, Any]
 
 _SYSTEM: Final = ("system", "developer")
-_GAP: Final = "\n\n"  # texts may hold marks, see `gateway.body.condensed_json`: a line break must follow one
-_READ: Final = ("messages", "system", "tools", "reasoning_effort", "documents", "input", "truncate")
+_SEPARATOR: Final = "\n\n"  # texts may have marks, see `gateway.body.condensed_json`: a line break must follow a mark
+_READ_FIELDS: Final = ("messages", "system", "tools", "reasoning_effort", "documents", "input", "truncate")
 _SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_SCHEMAS: Final = re.compile(r"grammar|parser|schema", re.IGNORECASE)
-_OF_SYSTEM: Final = re.compile(r"\bsystem\b", re.IGNORECASE)
-_TOO_LONG: Final = re.compile(r"\((\d+) tokens\)\D+(\d+)")  # what came, and what is taken, as llama.cpp says it
-_ROOM: Final = 0.98  # of what is taken: texts differ in their tokens' length
+_ABOUT_SCHEMAS: Final = re.compile(r"grammar|parser|schema", re.IGNORECASE)
+_ABOUT_SYSTEM: Final = re.compile(r"\bsystem\b", re.IGNORECASE)
+_TOKEN_COUNTS: Final = re.compile(r"\((\d+) tokens\)\D+(\d+)")  # sent, and accepted at most: in llama.cpp's message
+_SAFETY_FACTOR: Final = 0.98  # of the accepted tokens: texts differ in the length of their tokens
 _LEVELS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -35,13 +35,13 @@ _encode: Final = msgspec.json.Encoder().encode
 def put_right(
     fields: Mapping[str, msgspec.Raw], meaning: Meaning, refusal: str
 ) -> tuple[dict[str, bytes | None], list[str]]:
-    """The changes to a request that a worker refused with `refusal`, and the fields that have no effect after them.
+    """The changes to a request that a worker refused with `refusal`, and the fields that have no effect after the changes.
 
-    No change: there is nothing left to try. A field that can't be read stays: the worker has said what is wrong with it.
+    No change: there is nothing left to try. A field that can't be read stays: the worker has reported its error.
     """
     changes: dict[str, bytes | None] = {name: None for name, raw in fields.items() if bytes(raw) == b"null"}
     try:
-        values = {name: _decode(fields[name]) for name in _READ if name in fields and name not in changes}
+        values = {name: _decode(fields[name]) for name in _READ_FIELDS if name in fields and name not in changes}
     except UNREADABLE:
         return changes, []
     before = {name: _encode(value) for name, value in values.items()}
@@ -54,29 +54,29 @@ def put_right(
 
     if talks:
         for message in values["messages"]:
-            _put_message_right(message)
-        _put_in_order(values, apart=meaning.prompt == "system")
+            _repair_message(message)
+        _reorder_messages(values, apart=meaning.prompt == "system")
     if isinstance(effort := values.get("reasoning_effort"), str):
         values["reasoning_effort"] = level_of(effort)
     if isinstance(documents := values.get("documents"), list):
         values["documents"] = [*map(document_text, documents)]
-    if values.get("truncate") is True and (found := _TOO_LONG.search(refusal)) is not None:
-        values["input"] = _cut(values.get("input"), int(found[2]) / int(found[1]) * _ROOM)
+    if values.get("truncate") is True and (found := _TOKEN_COUNTS.search(refusal)) is not None:
+        values["input"] = _truncate_texts(values.get("input"), int(found[2]) / int(found[1]) * _SAFETY_FACTOR)
     for tool in tools:
         for name in _PARAMETERS:
             if name in tool:
-                tool[name] = _without_booleans(tool[name])
+                tool[name] = _without_boolean_schemas(tool[name])
     if not changes and not changed():
-        if _OF_SCHEMAS.search(refusal):
+        if _ABOUT_SCHEMAS.search(refusal):
             loose = (tool for tool in tools if tool.get("strict") is not True)
-            ignored += [f"tools[{tool.get('name')}]" for tool in loose if _unbind(tool)]
-        elif talks and _OF_SYSTEM.search(refusal):
-            _put_in_order(values, apart=meaning.prompt == "system", takes_system=False)
+            ignored += [f"tools[{tool.get('name')}]" for tool in loose if _loosen_parameters(tool)]
+        elif talks and _ABOUT_SYSTEM.search(refusal):
+            _reorder_messages(values, apart=meaning.prompt == "system", takes_system=False)
     return changes | changed(), ignored
 
 
 def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, bytes | None]:
-    """The change for a model that is known to accept one system message, at the beginning: no other change is made."""
+    """The changes for a model that accepts only one system message, at the beginning; empty if the messages are in order."""
     try:
         values = {name: _decode(fields[name]) for name in ("messages", "system") if name in fields}
     except UNREADABLE:
@@ -84,31 +84,31 @@ def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, by
     if meaning.prompt is None or not _objects(values.get("messages")):
         return {}
     before = values["messages"]
-    _put_in_order(values, apart=meaning.prompt == "system")
+    _reorder_messages(values, apart=meaning.prompt == "system")
     return {} if values["messages"] is before else {name: _encode(value) for name, value in values.items()}
 
 
 def arguments_text(text: str) -> str:
-    """The JSON arguments of an earlier tool call: agents keep an empty text for a call without arguments."""
+    """The JSON arguments of an earlier tool call: agents send an empty text for a call without arguments."""
     return text if text.strip() else "{}"
 
 
 def level_of(effort: str) -> str:
-    """The reasoning effort in the words of models that know three levels."""
+    """The reasoning effort for models with three levels."""
     return _LEVELS.get(effort, effort)
 
 
 def document_text(document: object) -> object:
     """The text of a document to be ranked: Cohere's and Jina's clients send objects.
 
-    An object with further fields stays as it is, for the worker to judge: the fields would be lost.
+    An object with further fields stays unchanged, because these fields would be lost.
     """
     text = document.get("text") if isinstance(document, dict) and len(document) == 1 else None
     return text if isinstance(text, str) else document
 
 
-def _cut(texts: object, part: float) -> object:
-    """A text, or the long texts of a list, cut to the share `part` of the longest."""
+def _truncate_texts(texts: object, part: float) -> object:
+    """A text, or the long texts of a list, truncated to the share `part` of the longest."""
     if isinstance(texts, str):
         return texts[: int(len(texts) * part)]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -120,10 +120,10 @@ def _cut(texts: object, part: float) -> object:
 def in_order(
     messages: Sequence[Json], system: object = None, *, takes_system: bool = True
 ) -> tuple[str | list[Any], list[Json]]:
-    """The system's words at the beginning, after `system`, as one content; and the other messages.
+    """`system` and the system messages at the beginning, joined to one content; and the other messages.
 
-    Many chat templates allow system messages only there, and only one: later ones become text of the user's turn next to them.
-    Without `takes_system` all of them do.
+    Many chat templates allow only one system message, at the beginning: the text of later ones is added to the user's next turn.
+    Without `takes_system`, the text of all system messages is.
     """
     first: list[object] = []
     waiting: list[object] = []  # for the user's next turn
@@ -135,39 +135,41 @@ def in_order(
             (first if takes_system and not others else waiting).append(content)
             continue
         if role == "user" and waiting:
-            are_results = any(part.get("type") == "tool_result" for part in _objects(content))  # they come first
+            are_results = any(
+                part.get("type") == "tool_result" for part in _objects(content)
+            )  # results must come first
             parts = [content, *waiting] if are_results else [*waiting, content]
-            others.append({**message, "content": _joined(parts)})
+            others.append({**message, "content": _join_contents(parts)})
             waiting = []
             continue
-        if role != "tool" and waiting:  # nothing comes between a call and its result
+        if role != "tool" and waiting:  # nothing may come between a call and its result
             waiting = _append_user_text(others, waiting)
         others.append(message)
     _append_user_text(others, waiting)
-    return _joined(first), others
+    return _join_contents(first), others
 
 
 def _append_user_text(messages: list[Json], waiting: list[object]) -> list[object]:
-    """Append the waiting contents as the user's words. Returns the new list of waiting contents, which is empty."""
-    text = _joined(waiting)
+    """Append the waiting contents as a user message. Returns the new list of waiting contents, which is empty."""
+    text = _join_contents(waiting)
     if text and messages and messages[-1].get("role") == "user":
-        messages[-1] = {**messages[-1], "content": _joined([messages[-1].get("content"), *waiting])}
+        messages[-1] = {**messages[-1], "content": _join_contents([messages[-1].get("content"), *waiting])}
     elif text:
         messages.append({"role": "user", "content": text})
     return []
 
 
-def _joined(contents: Sequence[object]) -> str | list[Any]:
-    """Contents as one: a text, if all of them are text; else a list of parts."""
+def _join_contents(contents: Sequence[object]) -> str | list[Any]:
+    """Contents joined to one: a text if all contents are text; else a list of parts."""
     parts: list[Any] = []
     for content in contents:
         parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
     whole = [text for text in texts if isinstance(text, str)]
-    return _GAP.join(whole) if len(whole) == len(parts) else parts
+    return _SEPARATOR.join(whole) if len(whole) == len(parts) else parts
 
 
-def _put_in_order(values: Json, *, apart: bool, takes_system: bool = True) -> None:
+def _reorder_messages(values: Json, *, apart: bool, takes_system: bool = True) -> None:
     """Order the messages with `in_order`. `apart`: the first content goes into the field `system`."""
     messages = values["messages"]
     roles = [message.get("role") for message in messages]
@@ -181,7 +183,7 @@ def _put_in_order(values: Json, *, apart: bool, takes_system: bool = True) -> No
         values["messages"] = [{"role": "system", "content": first}, *others] if first else others
 
 
-def _put_message_right(message: Json) -> None:
+def _repair_message(message: Json) -> None:
     for call in _objects(message.get("tool_calls")):
         function = call.get("function")
         if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
@@ -201,8 +203,8 @@ def _function_of(tool: Json) -> Json:
     return function if isinstance(function, dict) else tool
 
 
-def _without_booleans(schema: object) -> object:
-    """The schema with objects instead of `true` and `false`: not all programs that make grammars of schemas know these."""
+def _without_boolean_schemas(schema: object) -> object:
+    """The schema with objects instead of `true` and `false`: some programs that make grammars of schemas don't know these."""
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     if not isinstance(schema, dict):
@@ -210,18 +212,18 @@ def _without_booleans(schema: object) -> object:
     found = dict(schema)
     for key in _SCHEMA:
         if key in found and not isinstance(found[key], list):
-            found[key] = _without_booleans(found[key])
+            found[key] = _without_boolean_schemas(found[key])
     for key in _SCHEMAS:
         if isinstance(found.get(key), list):
-            found[key] = [*map(_without_booleans, found[key])]
+            found[key] = [*map(_without_boolean_schemas, found[key])]
     for key in _NAMED_SCHEMAS:
         if isinstance(found.get(key), dict):
-            found[key] = {name: _without_booleans(inner) for name, inner in found[key].items()}
+            found[key] = {name: _without_boolean_schemas(inner) for name, inner in found[key].items()}
     return found
 
 
-def _unbind(tool: Json) -> bool:
-    """Let a tool's parameters be anything; its description tells the model what they should be. Did the tool change?"""
+def _loosen_parameters(tool: Json) -> bool:
+    """Allow any values for a tool's parameters, and append the schema to its description. Did the tool change?"""
     name = next((name for name in _PARAMETERS if isinstance(tool.get(name), dict)), None)
     if name is None:
         return False
@@ -235,7 +237,7 @@ def _unbind(tool: Json) -> bool:
         return False
     text = _encode(schema).decode()
     tool[name] = free
-    tool["description"] = f"{tool.get('description') or ''}{_GAP}Parameters: {text}".strip()
+    tool["description"] = f"{tool.get('description') or ''}{_SEPARATOR}Parameters: {text}".strip()
     return True
 
 

@@ -1,7 +1,8 @@
-"""JSON as structs: what a client sent, what is wrong with it in words, and which fields of it have no effect.
+"""Decodes JSON requests into structs, describes their mistakes, and lists their fields without effect.
 
-A type says once what a field must be and means (`supervisor.schema.operation.doc`); the words of an error and the OpenAPI document
-follow from it. A `Reader` reads one kind of request; a `Remedy` replaces its words where more is to say than what was expected.
+A struct's type defines each field and its meaning once (`supervisor.schema.operation.doc`); error messages and the OpenAPI document
+follow from that type. A `Reader` reads one kind of request; a `Remedy` replaces the default message for a mistake by a more helpful
+one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.schema.operation import Open, Schema, doc, plain, schema_of
 
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""What msgspec raises for bytes that are not what they should be."""
-_KINDS: Final[Mapping[str, str]] = {
+"""The errors that msgspec raises for bytes that it can't decode."""
+_KIND_TEXTS: Final[Mapping[str, str]] = {
     "boolean": "true or false",
     "integer": "a whole number",
     "number": "a number",
@@ -30,7 +31,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "array": "a list",
     "object": "an object",
 }
-_LIMITS: Final[Mapping[str, str]] = {
+_LIMIT_TEXTS: Final[Mapping[str, str]] = {
     "minimum": " from {:.15g}",
     "maximum": " to {:.15g}",
     "minLength": " of at least {} characters",
@@ -38,13 +39,13 @@ _LIMITS: Final[Mapping[str, str]] = {
     "minItems": " of at least {} items",
     "maxItems": " of at most {} items",
 }
-_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # the last one: a value may look like one
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # at the end: a value may look like a place
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_GOT: Final = re.compile(r"Invalid (?:enum )?value '(.*)'", re.DOTALL)
+_WRONG_WORD: Final = re.compile(r"Invalid (?:enum )?value '(.*)'", re.DOTALL)
 _STEP: Final = re.compile(r"(\w+)|\[(\d+)\]")
 _INDEX: Final = re.compile(r"\[\d+\]")
-_SHOWN: Final = 100  # characters of a client's own words in a message
+_MAX_QUOTED: Final = 100  # characters of a client's value in a message
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Sent")
@@ -54,60 +55,60 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Sent(Open):
-    """An object that a client sends. A `Reader` leaves out the fields that it doesn't have, and names them.
+    """An object that a client sends. A `Reader` leaves out fields that the struct doesn't have, and lists them.
 
-    Within it may be other structs that forbid unknown fields: a request with one is refused.
+    Structs inside may forbid unknown fields: a request with such a field is refused.
     """
 
 
 WITHOUT_EFFECT: Final = doc("Accepted, without effect.", "no effect")
 Unused = Annotated[Any, WITHOUT_EFFECT]
-"""Of a field that clients send and nothing here reads."""
+"""The type of a field that clients send and llmux doesn't read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to say of a mistake, instead of what was expected. In `message`, {place} and {got} stand for the client's own.
+    """The message for a mistake, instead of the default. In `message`, {place} and {got} are replaced by the request's.
 
-    One with {got} is for a word that is none of those expected, and no other mistake.
+    A message with {got} applies only to an unexpected word, to no other mistake.
     """
 
     place: str  # a regular expression; indices are left out: messages[].content[].type
     message: str
     code: str | None = None
-    verdict: Literal["missing", "wrong"] | None = None  # None: of both
+    verdict: Literal["missing", "wrong"] | None = None  # None: both
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What doesn't fit a struct."""
+    """A value of a request that doesn't fit its struct."""
 
     verdict: Literal["unknown", "missing", "wrong"]
-    place: str  # messages[0].content; empty: all of it
-    schemas: Sequence[Schema] = ()  # what may stand there
-    got: str | None = None  # a word that is none of those expected, or the name of an unknown field
+    place: str  # messages[0].content; empty: the whole request
+    schemas: Sequence[Schema] = ()  # the schemas that are allowed there
+    got: str | None = None  # an unexpected word, or the name of an unknown field
 
     @property
     def about(self) -> str:
-        """What the field means, as its type says it."""
+        """The field's description, from its type."""
         return plain(self.schemas[0].get("description", "")) if self.schemas else ""
 
 
 def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], request: object = None) -> Mistake:
-    """What msgspec found in a request of this kind. `request`: decoded, so that of a union that member counts which it names."""
+    """The mistake that msgspec reports. `request`: the decoded request, whose tags select the members of unions."""
     message = str(error)
     found = _PLACE.search(message)
     place, message = ("", message) if found is None else (found[1], message[: found.start()])
     if (unknown := _UNKNOWN.fullmatch(message)) is not None:
-        return Mistake("unknown", place, _schemas_at(_schema(kind), place, request), unknown[1])
+        return Mistake("unknown", place, _schemas_of_place(_schema(kind), place, request), unknown[1])
     if (missing := _MISSING.fullmatch(message)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
-    got = _GOT.fullmatch(message)
+    got = _WRONG_WORD.fullmatch(message)
     return Mistake(
         "wrong" if missing is None else "missing",
         place,
-        _schemas_at(_schema(kind), place, request),
-        None if got is None else got[1][:_SHOWN],
+        _schemas_of_place(_schema(kind), place, request),
+        None if got is None else got[1][:_MAX_QUOTED],
     )
 
 
@@ -122,23 +123,23 @@ def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
     return fields
 
 
-def _schemas_at(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
-    """What may stand at a place, of all the alternatives that the value leaves open."""
+def _schemas_of_place(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
+    """The schemas that are allowed at a place, without alternatives that the value's tags exclude."""
     found = [schema]
     for step in _STEP.finditer(place):
-        found = _inside(found, step[1], value)
-        value = _part(value, step[1] or int(step[2]))
-    return tuple(one for at, one in enumerate(found) if one not in found[:at])
+        found = _inner_schemas(found, step[1], value)
+        value = _value_at(value, step[1] or int(step[2]))
+    return tuple(each for at, each in enumerate(found) if each not in found[:at])
 
 
-def _part(value: object, step: str | int) -> object:
+def _value_at(value: object, step: str | int) -> object:
     if isinstance(value, dict):
         return value.get(step)
     return value[step] if isinstance(value, list) and isinstance(step, int) and step < len(value) else None
 
 
-def _inside(schemas: Sequence[Schema], name: str | None, value: object) -> list[Schema]:
-    """The schemas of an object's field, or of a list's items: of the objects that the value's tags name, or of all if they name none."""
+def _inner_schemas(schemas: Sequence[Schema], name: str | None, value: object) -> list[Schema]:
+    """The schemas of an object's field, or of a list's items: in the objects that the value's tags select, or in all objects."""
     members = [member for schema in schemas for member in _members_of(schema)]
     if name is None:
         return [member["items"] for member in members if isinstance(member.get("items"), Mapping)]
@@ -146,21 +147,22 @@ def _inside(schemas: Sequence[Schema], name: str | None, value: object) -> list[
     named = [
         fields
         for fields in objects
-        if name in _tags(fields) or all(_part(value, tag) in (None, word) for tag, word in _tags(fields).items())
+        if name in _tag_values(fields)
+        or all(_value_at(value, tag) in (None, word) for tag, word in _tag_values(fields).items())
     ]
     return [fields[name] for fields in named or objects]
 
 
 def _members_of(schema: Schema) -> Iterator[Schema]:
-    """The members of a union, also of unions within it; or the schema itself."""
+    """The members of a union, also of nested unions; or the schema itself."""
     if "anyOf" not in schema:
         yield schema
     for member in schema.get("anyOf", ()):
         yield from _members_of(member)
 
 
-def _tags(fields: Mapping[str, Schema]) -> Mapping[str, object]:
-    """The fields that say which member of a union an object is, with their words."""
+def _tag_values(fields: Mapping[str, Schema]) -> Mapping[str, object]:
+    """The tag fields, which select a member of a union, with their values."""
     return {name: field["const"] for name, field in fields.items() if "const" in field}
 
 
@@ -171,36 +173,36 @@ def kinds_of(schema: Schema) -> list[str]:
 
 
 def expected(*schemas: Schema) -> str:
-    """The kinds of values that any of them allows, in words, such as "a whole number from 1 to 9"."""
+    """The kinds of values that any of the schemas allows, in words, such as "a whole number from 1 to 9"."""
     if schemas and all("const" in schema for schema in schemas):
         return f"one of {', '.join(dict.fromkeys(str(schema['const']) for schema in schemas))}"
-    words = (word for schema in schemas for word in _words(schema))
+    words = (word for schema in schemas for word in _descriptions(schema))
     return " or ".join(dict.fromkeys(words)) or "another value"
 
 
-def _words(schema: Schema) -> list[str]:
-    """What a schema allows, each kind in words."""
+def _descriptions(schema: Schema) -> list[str]:
+    """The kinds of values that a schema allows, each in words."""
     if "anyOf" in schema:
-        return [word for each in schema["anyOf"] for word in _words(each)]
+        return [word for each in schema["anyOf"] for word in _descriptions(each)]
     if "const" in schema:
         return [f"{schema['const']!r}"]
-    kinds = [_KINDS[kind] for kind in kinds_of(schema)]
+    kinds = [_KIND_TEXTS[kind] for kind in kinds_of(schema)]
     if "enum" in schema:
         kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
     elif "pattern" in schema:
         kinds = ["a text of this form" if "description" in schema else "another text"]
     elif schema.get("items") == {"type": "string"}:
         kinds = ["a list of texts"]
-    words = " or ".join(kinds) + "".join(_limit(name, schema[name]) for name in _LIMITS if name in schema)
+    words = " or ".join(kinds) + "".join(_describe_limit(name, schema[name]) for name in _LIMIT_TEXTS if name in schema)
     return [*filter(None, (words, "null" if "null" in schema.get("type", ()) else ""))]
 
 
-def _limit(name: str, value: float) -> str:
-    return " that isn't empty" if value == 1 and name in ("minLength", "minItems") else _LIMITS[name].format(value)
+def _describe_limit(name: str, value: float) -> str:
+    return " that isn't empty" if value == 1 and name in ("minLength", "minItems") else _LIMIT_TEXTS[name].format(value)
 
 
 class Reader(Generic[S]):
-    """Reads one kind of request, of which a top-level field that is null is as good as missing."""
+    """Reads one kind of request. A top-level field that is null counts as missing."""
 
     def __init__(
         self,
@@ -209,9 +211,7 @@ class Reader(Generic[S]):
         index: str = "[{}]",
         param: Callable[[str], str] = str,
     ) -> None:
-        """`index` is what a place in a list is called in the names of fields without effect, `param` what an error's field is
-        called by its place.
-        """
+        """`index` formats a list's index in the names of fields without effect; `param` makes an error's `param` from a place."""
         self._kind: Any = kind
         self._type = inspect.type_info(kind)
         self._decode: Final = msgspec.json.Decoder(kind).decode
@@ -220,7 +220,7 @@ class Reader(Generic[S]):
         self._param = param
 
     def __call__(self, fields: Fields) -> tuple[S, list[str]]:
-        """The request, and the places of what it doesn't have, each once. Raises InvalidRequestError."""
+        """The request, and the places of fields that its type doesn't have, each once. Raises InvalidRequestError."""
         given = {name: raw for name, raw in fields.items() if not is_null(raw)}
         unknown: dict[str, None] = {}
         try:
@@ -229,54 +229,65 @@ class Reader(Generic[S]):
             except msgspec.ValidationError as error:
                 if "unknown field" not in str(error):
                     raise
-            known = self._known(self._type, msgspec.Raw(_encode(given)), "", unknown)
+            known = self._without_unknown_fields(self._type, msgspec.Raw(_encode(given)), "", unknown)
             return self._decode(known), [*unknown]
         except msgspec.ValidationError as error:
-            raise self._refused(mistake_of(error, self._kind, _plain_values(given))) from error
+            raise self._error_for(mistake_of(error, self._kind, _plain_values(given))) from error
         except UNREADABLE as error:
-            raise _unreadable({name: given[name] for name in given if name in _members(self._kind)}, error) from error
+            raise _unreadable_field_error(
+                {name: given[name] for name in given if name in _field_decoders(self._kind)}, error
+            ) from error
 
-    def _known(self, kind: inspect.Type, raw: msgspec.Raw, place: str, unknown: dict[str, None]) -> msgspec.Raw:
-        """The value without the fields that its type doesn't have; what is of another type stays as it is."""
+    def _without_unknown_fields(
+        self, kind: inspect.Type, raw: msgspec.Raw, place: str, unknown: dict[str, None]
+    ) -> msgspec.Raw:
+        """The value without the fields that its type doesn't have; a value of another type stays unchanged."""
         begin = bytes(memoryview(raw)[:1])
-        for one in _structured(kind):
-            if isinstance(one, inspect.ListType) and begin == b"[":
-                item = one.item_type
-                decode = _any_of(tuple(each.cls for each in _structured(item) if isinstance(each, inspect.StructType)))
+        for member in _types_with_fields(kind):
+            if isinstance(member, inspect.ListType) and begin == b"[":
+                item = member.item_type
+                decode = _decoder_of_any(
+                    tuple(each.cls for each in _types_with_fields(item) if isinstance(each, inspect.StructType))
+                )
                 return _raw(
                     [
                         each
-                        if _fits(decode, each)
-                        else self._known(item, each, place + self._index.format(at), unknown)
+                        if _can_decode(decode, each)
+                        else self._without_unknown_fields(item, each, place + self._index.format(at), unknown)
                         for at, each in enumerate(_items(raw))
                     ]
                 )
-            if isinstance(one, inspect.StructType) and begin == b"{":
+            if isinstance(member, inspect.StructType) and begin == b"{":
                 fields = _fields(raw)
-                if one.tag_field in fields and _plain_values(fields[one.tag_field]) != one.tag:
+                if member.tag_field in fields and _plain_values(fields[member.tag_field]) != member.tag:
                     continue
-                return _raw(dict(self._of(one, fields, place, unknown)))
+                return _raw(dict(self._known_fields(member, fields, place, unknown)))
         return raw
 
-    def _of(
+    def _known_fields(
         self, kind: inspect.StructType, fields: Fields, place: str, unknown: dict[str, None]
     ) -> Iterator[tuple[str, msgspec.Raw]]:
-        members = _members(kind.cls)
+        members = _field_decoders(kind.cls)
         for name, value in fields.items():
             inner = f"{place}.{name}" if place else name
             if name == kind.tag_field:
                 yield name, value
             elif name in members:
-                # Most values decode, and have nothing unknown. A decoder finds that sooner than this walk.
+                # Most values decode, and have no unknown fields. A decoder finds that faster than this walk.
                 member, decode = members[name]
-                yield name, value if _fits(decode, value) else self._known(member, value, inner, unknown)
+                yield (
+                    name,
+                    value
+                    if _can_decode(decode, value)
+                    else self._without_unknown_fields(member, value, inner, unknown),
+                )
             elif not is_null(value):
                 if issubclass(kind.cls, Open):
                     unknown[inner] = None
-                else:  # which refuses it
+                else:  # the struct refuses it
                     yield name, value
 
-    def _refused(self, mistake: Mistake) -> InvalidRequestError:
+    def _error_for(self, mistake: Mistake) -> InvalidRequestError:
         if mistake.verdict == "unknown":
             return unknown_field(mistake)
         place = _INDEX.sub("[]", mistake.place)
@@ -288,12 +299,12 @@ class Reader(Generic[S]):
             if fits and pattern.fullmatch(place) is not None:
                 message = remedy.message.format(place=mistake.place, got=mistake.got)
                 return InvalidRequestError(message, code=remedy.code, param=param)
-        return InvalidRequestError(_refusal(mistake), param=param)
+        return InvalidRequestError(_describe_mistake(mistake), param=param)
 
 
 def unknown_field(mistake: Mistake) -> InvalidRequestError:
-    """The refusal of a field, with those that there are."""
-    place = f"{mistake.place}.{mistake.got}".removeprefix(".")[:_SHOWN]
+    """The error for an unknown field, with the known ones."""
+    place = f"{mistake.place}.{mistake.got}".removeprefix(".")[:_MAX_QUOTED]
     known = [
         name for schema in mistake.schemas for member in _members_of(schema) for name in member.get("properties", ())
     ]
@@ -301,7 +312,7 @@ def unknown_field(mistake: Mistake) -> InvalidRequestError:
 
 
 @cache
-def _members(kind: type) -> Mapping[str, tuple[inspect.Type, Callable[[msgspec.Raw], object]]]:
+def _field_decoders(kind: type) -> Mapping[str, tuple[inspect.Type, Callable[[msgspec.Raw], object]]]:
     """The types of a struct's fields, and their decoders, by their names."""
     hints = get_type_hints(kind, include_extras=True)
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
@@ -309,12 +320,12 @@ def _members(kind: type) -> Mapping[str, tuple[inspect.Type, Callable[[msgspec.R
 
 
 @cache
-def _any_of(structs: tuple[type[msgspec.Struct], ...]) -> Callable[[msgspec.Raw], object]:
-    """The decoder of null, or an object that is one of these."""
+def _decoder_of_any(structs: tuple[type[msgspec.Struct], ...]) -> Callable[[msgspec.Raw], object]:
+    """The decoder for null or an object of one of these structs."""
     return msgspec.json.Decoder(reduce(or_, structs, None)).decode
 
 
-def _fits(decode: Callable[[msgspec.Raw], object], raw: msgspec.Raw) -> bool:
+def _can_decode(decode: Callable[[msgspec.Raw], object], raw: msgspec.Raw) -> bool:
     try:
         decode(raw)
     except UNREADABLE:
@@ -327,27 +338,27 @@ def top(place: str) -> str:
     return place.partition(".")[0].partition("[")[0]
 
 
-def _refusal(mistake: Mistake) -> str:
+def _describe_mistake(mistake: Mistake) -> str:
     missing = "missing; " if mistake.verdict == "missing" else ""
     end = ":" if any("pattern" in schema for schema in mistake.schemas) and mistake.about else "."
     words = f"{missing}expected {expected(*mistake.schemas)}{end} {mistake.about}"
     return f"{mistake.place or 'The request'}: {words}".rstrip()
 
 
-def _structured(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The members of a union, or the type itself, that may hold fields."""
+def _types_with_fields(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """The members of a union, or the type itself, as far as they may have fields."""
     match kind:
         case inspect.Metadata(type=inner):
-            yield from _structured(inner)
+            yield from _types_with_fields(inner)
         case inspect.UnionType(types=types):
-            for one in types:
-                yield from _structured(one)
+            for member in types:
+                yield from _types_with_fields(member)
         case inspect.ListType() | inspect.StructType():
             yield kind
 
 
-def _unreadable(given: Fields, error: Exception) -> InvalidRequestError:
-    """Which field can't be read: text that is not UTF-8, or values in too many others."""
+def _unreadable_field_error(given: Fields, error: Exception) -> InvalidRequestError:
+    """The error for the field that can't be read: its text is not UTF-8, or its values are nested too deeply."""
     for name, raw in given.items():
         try:
             msgspec.json.decode(raw)
@@ -357,7 +368,7 @@ def _unreadable(given: Fields, error: Exception) -> InvalidRequestError:
 
 
 def _plain_values(value: Fields | msgspec.Raw) -> object:
-    """As plain values; None where it can't be read."""
+    """The value decoded; None if it can't be decoded."""
     try:
         return msgspec.json.decode(_encode(value))
     except UNREADABLE:
@@ -370,17 +381,17 @@ def is_null(raw: msgspec.Raw) -> bool:
 
 
 def unparsed() -> Any:
-    """The default of a field that is passed on as it came. Its type is Raw alone: of a union with it, msgspec takes null only."""
+    """The default of a field that is forwarded unparsed. Its type must be Raw alone: in a union with Raw, msgspec accepts only null."""
     return msgspec.field(default_factory=msgspec.Raw)
 
 
 def is_given(raw: msgspec.Raw) -> bool:
-    """Was an unparsed field there, and not null?"""
+    """Was an unparsed field given, and not null?"""
     return bytes(memoryview(raw)[:1]) not in {b"", b"n"}
 
 
 def encoded(fields: Mapping[str, object]) -> Fields:
-    """Fields as a canonical request has them."""
+    """Fields with encoded values, as in a canonical request."""
     return {name: value if isinstance(value, msgspec.Raw) else _raw(value) for name, value in fields.items()}
 
 
@@ -389,7 +400,7 @@ def _raw(value: object) -> msgspec.Raw:
 
 
 def decoded_answer(decode: Callable[[bytes], T], body: bytes, noun: str) -> T:
-    """A worker's answer, decoded. Raises UpstreamError for one that is no such thing."""
+    """A worker's answer, decoded. Raises UpstreamError for an answer that isn't a `noun`."""
     try:
         return decode(body)
     except UNREADABLE as error:

@@ -1,7 +1,7 @@
 """The accounts that a request is charged to: its tenant's, and that of its key.
 
-Each limit that names one of them counts. `clients.default` limits tenants that nothing names; where a key has a limit of its
-own, that limit replaces the default's for the key's own tenant.
+The limits of both accounts count. `clients.default` limits tenants without an entry of their own; where a key has a limit of
+its own, that limit replaces the default's for the key's own tenant.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account
     """The request's accounts that have limits."""
     limits = catalog.client(tenant).tenant_limits
     if key is None or not key.limits:
-        return (Account(_name(tenant), limits),) if limits else ()
+        return (Account(_account_name(tenant), limits),) if limits else ()
     own = Account(f"key {key.name}", key.limits)
     if tenant == (key.tenant or key.name) and tenant not in catalog.clients:
-        limits = _defaults_unless_own(limits, key.limits)
-    return (Account(_name(tenant), limits), own) if limits else (own,)
+        limits = _without_key_limits(limits, key.limits)
+    return (Account(_account_name(tenant), limits), own) if limits else (own,)
 
 
 def tokens_of(accounts: Sequence[Account], outcome: Outcome) -> int:
-    """The tokens that an answer reports, in and out; 0 where no account limits tokens, or the answer reports none."""
+    """The tokens that an answer reports, in and out; 0 if no account limits tokens, or if the answer reports none."""
     if all(account.limits.tokens is None for account in accounts):
         return 0
     usage = outcome.usage()
     return (usage.prompt or 0) + (usage.completion or 0)
 
 
-def _name(tenant: str) -> str:
+def _account_name(tenant: str) -> str:
     return f"tenant {tenant}" if tenant else ANONYMOUS_TENANT
 
 
-def _defaults_unless_own(default: TenantLimits, own: TenantLimits) -> TenantLimits:
+def _without_key_limits(default: TenantLimits, own: TenantLimits) -> TenantLimits:
     return TenantLimits(
         default.requests if own.requests is None else None,
         default.tokens if own.tokens is None else None,

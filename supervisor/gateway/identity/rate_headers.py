@@ -1,4 +1,4 @@
-"""The headers that tell a client how much of its limits is left, in OpenAI's form."""
+"""The headers that report the rest of a client's limits, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAMES: Final = tuple(name for names in _BY_LIMIT.values() for name in names)
 
 
 def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
-    """The limit, the rest of it, and the time until all of it is available again. `taking`: requests that are still to be charged.
+    """For each limit: the limit, its rest, and the time until it is full again. `taking`: requests that are not charged yet.
 
-    Where several accounts are charged, the headers are those of the account with the least left.
+    Where several accounts are charged, the headers are those of the account with the smallest rest.
     """
     tightest: dict[Counted, Standing] = {}
     for standing in standings:

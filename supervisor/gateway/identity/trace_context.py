@@ -1,4 +1,4 @@
-"""The trace of a request, as the header `traceparent` of W3C's Trace Context names it."""
+"""The trace of a request, from the header `traceparent` of W3C's Trace Context."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceContext:
 
 
 def trace_of(value: bytes) -> TraceContext | None:
-    """The trace that a header names; None for an invalid one, which counts as missing."""
+    """The trace in a header's value; None for an invalid value, which counts as missing."""
     found = _VALUE.fullmatch(value.strip())
     if found is None:
         return None

@@ -1,11 +1,11 @@
-"""Prompt caches: how a request directs them, and what an operator has flushed.
+"""Prompt caches: the directives of requests, and the flushes of operators.
 
-`X-Cache-Mode` is `prefix` (use and keep prompts), `none` (use no prompt of others) or `auto` (as the worker does).
-`X-Cache-Tag` limits a request to the prompts of others with the same tag and tenant.
+`X-Cache-Mode` is `prefix` (use and keep prompts), `none` (use no prompt of other requests) or `auto` (the worker's default).
+`X-Cache-Tag` limits a request to the prompts of requests with the same tag and tenant.
 
-Runtimes differ in what a request can direct (`runtimes.prompt_cache`): whether cached prompts are used, or a *salt*: only
-requests with the same salt may use each other's prompts. A flush of such a worker changes the salts: prompts that it had cached
-for the flushed requests are never found again. A directive that a worker can't follow has no effect and is named in
+Runtimes support different directives (`runtimes.prompt_cache`): some take a flag for the use of cached prompts, some a *salt*:
+only requests with the same salt may use each other's prompts. A flush of such a worker changes the salts, so that prompts cached
+before for the flushed requests are never found again. A directive that a worker doesn't support has no effect and is listed in
 `x-llmux-ignored`.
 """
 
@@ -31,11 +31,11 @@ log = structlog.get_logger("llmux.cache")
 MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
 HEADERS: Final = {CACHE_MODE: MODE_HEADER, CACHE_TAG: TAG_HEADER}
-_OTHERS: Final = frozenset({PRIORITY, TENANT})
-"""Headers of a runner's client, which looks for headers about caches in the answer."""
+_RUNNER_HEADERS: Final = frozenset({PRIORITY, TENANT})
+"""Headers that clients of a runner send; these clients read headers about caches in the answer."""
 TAG_LIMIT: Final = 64
 MOST_FLUSHED: Final = 4096
-"""How many flushed models, tenants and tags have salts of their own."""
+"""The most flushed models, tenants and tags with a salt of their own."""
 
 Mode = Literal["prefix", "none", "auto"]
 Kind = Literal["all", "model", "tenant", "tag"]
@@ -45,29 +45,29 @@ _MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class CacheDirective:
-    """A request's headers about caches."""
+    """A request's directive for prompt caches."""
 
     mode: Mode = "auto"
     tag: str = ""
 
 
 def cache_directive_of(headers: Headers) -> CacheDirective | None:
-    """The request's directive; None if it has neither these headers nor any other of a runner's. Raises InvalidRequestError."""
+    """The request's directive; None without these headers and without other headers of a runner. Raises InvalidRequestError."""
     found: dict[str, str] = {}
-    is_runners = False
+    is_of_runner = False
     for name, value in headers:
         if (header := HEADERS.get(name)) is not None:
             if header in found:
                 raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
             found[header] = value.decode("utf-8", "replace").strip()
-        elif name in _OTHERS:
-            is_runners = True
+        elif name in _RUNNER_HEADERS:
+            is_of_runner = True
     if found:
-        return _directive(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
-    return CacheDirective() if is_runners else None
+        return _parse_directive(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
+    return CacheDirective() if is_of_runner else None
 
 
-def _directive(mode: str, tag: str) -> CacheDirective:
+def _parse_directive(mode: str, tag: str) -> CacheDirective:
     mode = mode.lower() or "auto"
     if mode not in _MODES:
         raise InvalidRequestError(
@@ -89,11 +89,11 @@ def check_tag(tag: str, field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CacheFields:
-    """The fields that direct a worker's cache, and the headers that the worker can't follow."""
+    """The fields that direct a worker's cache, and the headers that the worker doesn't support."""
 
     fields: dict[str, JsonValue] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    reuses: bool = True  # may the worker use what it keeps?
+    reuses: bool = True  # may the worker use cached prompts?
 
 
 NO_FIELDS: Final = CacheFields()
@@ -104,11 +104,11 @@ class CacheSalts:
 
     def __init__(self) -> None:
         self.are_any = False  # was anything flushed?
-        self._flushed: dict[tuple[str, str], str] = {}  # by kind and name, a text of its own for each
+        self._flushed: dict[tuple[str, str], str] = {}  # (kind, name) → a random text
         self._store: Store | None = None
 
     def restore(self, store: Store) -> None:
-        """Load earlier flushes from `store`: workers may outlive a daemon that is upgraded. Call it once, before any request."""
+        """Load earlier flushes from `store`: workers may outlive an upgraded daemon. Call this once, before any request."""
         self._store = store
         for key, salt in store.items(_COLLECTION).items():
             kind, _, name = key.partition(":")
@@ -117,11 +117,11 @@ class CacheSalts:
         self.are_any = bool(self._flushed)
 
     async def rotate(self, kind: Kind, name: str = "") -> None:
-        """Flush: later requests of this model, tenant or tag find no prompts of earlier ones. Returns once that is saved."""
+        """Flush: later requests of this model, tenant or tag find no prompts of earlier ones. Returns once the flush is saved."""
         changed: dict[Entry, JsonValue] = {}
         if len(self._flushed) >= MOST_FLUSHED:
             changed = {(_COLLECTION, ":".join(each)): None for each in self._flushed}
-            self._flushed.clear()  # which would bring back what was flushed, without:
+            self._flushed.clear()  # a new salt for all keeps the flushed prompts unreachable:
             self._flushed["all", ""] = changed[_COLLECTION, "all:"] = secrets.token_hex(8)
         self._flushed[kind, name] = changed[_COLLECTION, f"{kind}:{name}"] = secrets.token_hex(8)
         self.are_any = True
@@ -134,7 +134,7 @@ class CacheSalts:
             log.warning("cache.flush_not_saved", reason=error.message)
 
     def of(self, model: ModelId, tenant: str, tag: str, own_salt: bytes | None) -> str | None:
-        """A request's salt; None: it needs none. `own_salt`: its own salt, as JSON."""
+        """A request's salt; None: no salt is needed. `own_salt`: the request's own salt, as JSON."""
         if not tag and not self.are_any:
             return None
         scopes = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
@@ -154,7 +154,7 @@ class CacheSalts:
         tenant: str,
         own_salt: bytes | None,
     ) -> CacheFields:
-        """The fields for a request to the worker's `path`. `cache`: the abilities of the model's runtime."""
+        """The fields for a request to the worker's `path`. `cache`: the directives that the model's runtime supports."""
         mode, tag = ("auto", "") if directive is None else (directive.mode, directive.tag)
         controls = cache if cache is not None and path in cache.paths else None
         nothing_kept = cache is not None and not cache.is_kept
@@ -167,7 +167,7 @@ class CacheSalts:
             if mode != "auto":
                 fields[controls.reuse_field] = mode == "prefix"
         elif mode == "none" and controls.salt_field is not None:
-            fields[controls.salt_field] = secrets.token_hex(16)  # shared with nobody
+            fields[controls.salt_field] = secrets.token_hex(16)  # no other request has this salt
         if controls.salt_field is None:
             if tag and mode != "none":
                 ignored.append(TAG_HEADER)

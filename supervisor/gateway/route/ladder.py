@@ -1,8 +1,8 @@
-"""A request's way down its task's ladder: which candidate it asks first, which next, and what its client is told.
+"""Selects the candidates of a task's ladder for one request, in order, and the headers that report the selection.
 
-`core.ladder` chooses. Another candidate is asked only where the one before has answered nothing and never will: it can't be
-loaded, its queue is full or too slow for the request, its worker can't be reached, or the prompt is too long for it. Any other
-error may be the request's own fault, or has cost its time already: it ends the request as it would without a task.
+`core.ladder` chooses. The next candidate gets the request only if the one before can't answer: that model can't be loaded, its
+queue is full or too slow for the request, its worker can't be reached, or the prompt is too long for its context. Any other
+error may be the request's own fault, or has used up its time: it ends the request as it would without a task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FALLS_BACK: Final = frozenset(
         RejectCode.REMOTE_UNAVAILABLE.value,
     }
 )
-"""The codes of refusals after which the next candidate is asked."""
+"""The error codes after which the next candidate gets the request."""
 
 _PRIMARY: Final = "primary"
 _WARM: Final = "warm"
@@ -58,12 +58,12 @@ def _rung(candidate: Route, engine: Engine) -> Rung:
 
 
 def first_reason(at: int) -> Literal["primary", "warm"]:
-    """Why the candidate at this position is asked first."""
+    """The reason for selecting the candidate at this position first."""
     return _PRIMARY if at == 0 else _WARM
 
 
 class Ladder:
-    """One request's way. `first` is its first attempt, `after` an error the next one."""
+    """The attempts of one request: `first` makes the first one, `after` the next one after an error."""
 
     def __init__(
         self,
@@ -73,54 +73,54 @@ class Ladder:
         *,
         allow_cloud_fallback: bool,
     ) -> None:
-        """`build` makes the attempt for a candidate. It raises InvalidRequestError or ForbiddenError if the candidate can't be asked."""
+        """`build` makes the attempt for a candidate. It raises InvalidRequestError or ForbiddenError if the candidate can't serve it."""
         self.task = task
         self._engine = engine
         self._build = build
         self._allow_cloud_fallback = allow_cloud_fallback
         self._tried = set[int]()
-        self._current = self._reason = ""
-        self._failed: list[str] = []  # what became of those before, for people
+        self._current_name = self._reason = ""
+        self._failures: list[str] = []  # the errors of earlier candidates, as text
 
     @property
     def headers(self) -> Headers:
         """Headers of a response by the current candidate."""
-        return [(b"x-llmux-model", _header(self._current)), (b"x-llmux-reason", _header(self._reason))]
+        return [(b"x-llmux-model", _header_value(self._current_name)), (b"x-llmux-reason", _header_value(self._reason))]
 
     async def first(self) -> Attempt:
-        """The first attempt. Raises the last candidate's error where no candidate can be asked."""
-        route = self._next()
+        """The first attempt. Raises the last candidate's error if no candidate can serve the request."""
+        route = self._next_candidate()
         while True:
             assert route is not None, "a ladder is never empty"
             try:
                 return await self._build(route)
             except (InvalidRequestError, ForbiddenError) as error:
-                route = self._after(error)
+                route = self._fall_back_after(error)
                 if route is None:
                     raise
 
     async def after(self, error: LlmuxError) -> Attempt | None:
         """The next attempt, after one that ended with `error` before any of its answer was sent. None: there is none.
 
-        The error then mentions what happened to the other candidates, too.
+        The detail of `error` then has the other candidates' errors, too.
         """
         if not (error.code in FALLS_BACK or isinstance(error, UnreachableError) or is_overflow(error)):
             return None
-        route = self._after(error)
+        route = self._fall_back_after(error)
         while route is not None:
             try:
                 return await self._build(route)
-            except (InvalidRequestError, ForbiddenError) as refused:  # which is not kept: its frames keep the body
-                route = self._after(refused)
+            except (InvalidRequestError, ForbiddenError) as refused:  # not kept: its traceback's frames keep the body
+                route = self._fall_back_after(refused)
         return None
 
     def has_another(self, fits: Callable[[ModelId], bool]) -> bool:
-        """Is there a candidate that fits and hasn't been asked yet?"""
+        """Is there a candidate that fits and hasn't been tried yet?"""
         others = (each for at, each in enumerate(self.task.candidates) if at not in self._tried)
         return any(fits(each.model.id) for each in others)
 
-    def _next(self) -> Route | None:
-        """The candidate to ask now, among those that haven't been asked yet."""
+    def _next_candidate(self) -> Route | None:
+        """Select the next candidate, among those that haven't been tried yet. None: there is none."""
         at = choose(
             rungs(self.task, self._engine),
             pin_primary=self.task.config.pin_primary,
@@ -131,21 +131,21 @@ class Ladder:
             return None
         self._reason = self._reason or first_reason(at)
         self._tried.add(at)
-        self._current = self.task.candidates[at].name
+        self._current_name = self.task.candidates[at].name
         return self.task.candidates[at]
 
-    def _after(self, error: LlmuxError) -> Route | None:
-        """The candidate after this error; notes the reason for it."""
-        before = self._current
-        error.detail = (*error.detail, *self._failed)
-        self._failed.append(f"{before}: {error.code}: {error.message}")
+    def _fall_back_after(self, error: LlmuxError) -> Route | None:
+        """Select the next candidate after this error, and note the reason. None: there is none."""
+        before = self._current_name
+        error.detail = (*error.detail, *self._failures)
+        self._failures.append(f"{before}: {error.code}: {error.message}")
         self._reason = f"fallback after {error.code} of {before}"
-        route = self._next()
+        route = self._next_candidate()
         if route is not None:
             log.info("task.fell_back", task=self.task.name, model=before, code=error.code, to=route.name)
         return route
 
 
-def _header(text: str) -> bytes:
-    """A name in the form of a header's value: names may have any letters."""
+def _header_value(text: str) -> bytes:
+    """A text as a header's value, percent-encoded: names may have any characters."""
     return quote(text, safe=" !#$&'()*+,/:;=?@[]{}|\"<>^`").encode()

@@ -1,4 +1,4 @@
-"""Sends a request that its worker refused again, if it can be mended: see `body.tolerance`."""
+"""Mends a request that its worker refused, so that it can be sent again: see `body.tolerance`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from supervisor.gateway.body.tolerance import ordered, put_right
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 
-_REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp blames itself for much that its clients send
-_MOST: Final = 4
+_REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp answers some client errors with 500
+_MOST_TRIES: Final = 4
 
 
 class Mending:
-    """Mends one attempt that its worker has refused. Call `end` at last."""
+    """Mends one attempt that its worker has refused. Call `end` when the attempt is over."""
 
-    __slots__ = ("_bodies", "_first", "_strict", "_talks", "_tries")
+    __slots__ = ("_bodies", "_reordered", "_sent_first", "_strict", "_tries")
 
     def __init__(self, attempt: Attempt, bodies: BodyBudget, strict: set[ModelId]) -> None:
-        """`strict`: models whose chat templates refuse what others take; `end` may add one."""
-        self._first = attempt.body, attempt.ignored  # as it was sent at first
+        """`strict`: models whose chat templates require ordered messages, see `tolerance.ordered`; `end` may add one."""
+        self._sent_first = attempt.body, attempt.ignored
         self._bodies = bodies
         self._strict = strict
         self._tries = 0
-        self._talks = False  # was it the order of who speaks?
+        self._reordered = False  # was the order of the messages changed?
 
     async def mend(self, attempt: Attempt, error: WorkerAnswerError) -> bool:
-        """Can the attempt that was refused with `error` be sent again? Then its body is changed."""
+        """Mend the body of an attempt that was refused with `error`. False: it can't be mended."""
         endpoint = attempt.endpoint
         if (
             endpoint is None
             or error.status not in _REFUSALS
-            or self._tries == _MOST
+            or self._tries == _MOST_TRIES
             or endpoint.meaning.role == "other"
         ):
             return False
@@ -50,20 +50,20 @@ class Mending:
                 return False
             mended = RequestBuffer(self._bodies)
             mended.keep(await body.changed(changes).rewritten(NO_REWRITE, endpoint))
-        except LlmuxError:  # it is no JSON, or there is no room for another one
+        except LlmuxError:  # the body is no JSON, or there is no room for another body
             return False
-        self._release(attempt)
+        self._release_mended(attempt)
         attempt.body, attempt.ignored = mended, (*attempt.ignored, *ignored)
-        self._talks |= "messages" in changes and bool(ordered(body.fields, endpoint.meaning))
+        self._reordered |= "messages" in changes and bool(ordered(body.fields, endpoint.meaning))
         return True
 
     def end(self, attempt: Attempt) -> None:
-        """The worker has answered for the last time. Gives the attempt its first body back."""
-        if self._talks and attempt.outcome.status < 400 and attempt.model is not None:
+        """Restore the attempt's first body, and note a strict model. Call this after the worker's last answer."""
+        if self._reordered and attempt.outcome.status < 400 and attempt.model is not None:
             self._strict.add(attempt.model)
-        self._release(attempt)
-        attempt.body, attempt.ignored = self._first
+        self._release_mended(attempt)
+        attempt.body, attempt.ignored = self._sent_first
 
-    def _release(self, attempt: Attempt) -> None:
-        if attempt.body is not self._first[0]:
+    def _release_mended(self, attempt: Attempt) -> None:
+        if attempt.body is not self._sent_first[0]:
             attempt.body.release()

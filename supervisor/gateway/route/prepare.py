@@ -1,4 +1,4 @@
-"""Makes the request for a worker: the client's request, changed as the model of its route needs it."""
+"""Makes the worker's request from the client's request, for the model of its route."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from supervisor.host.store.picture_store import PictureStore
 from supervisor.host.store.request_buffer import BodyBudget, RequestBuffer
 
 _NONE: Final[Sequence[str]] = ()
-_NOTHING: Final = (None, b"null", b'""')
-_MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+_EMPTY_VALUES: Final = (None, b"null", b'""')
+_MAX_TOKENS_FIELDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 class Preparing:
@@ -76,7 +76,7 @@ class Preparing:
     ) -> None:
         """`may_fall_back`: may tasks fall back to remote models?"""
         self.strict: set[ModelId] = set()
-        """Models whose chat templates refuse what others take: see `Mending`."""
+        """Models whose chat templates require ordered messages: see `Mending`."""
         self._routes = routes
         self._may_fall_back = may_fall_back
         self._engine = engine
@@ -93,36 +93,33 @@ class Preparing:
         found = self._routes.find(cycle)
         cycle.is_permitted = cycle.body.take_permission()
         if not isinstance(found, Task):
-            request.attempt = await self._attempt(cycle, found)
+            request.attempt = await self._make_attempt(cycle, found)
             return
         if found.config.budget_s is not None:
             request.budget_s = min(request.budget_s or found.config.budget_s, found.config.budget_s)
-        candidate = partial(self._candidate, cycle)
+        candidate = partial(self._candidate_attempt, cycle)
         cycle.ladder = Ladder(found, self._engine, candidate, allow_cloud_fallback=self._may_fall_back())
         request.attempt = await cycle.ladder.first()
 
-    async def _candidate(self, cycle: ResponseCycle, public: Public) -> Attempt:
-        """The attempt for a candidate of a task. See `_attempt`."""
-        return await self._attempt(cycle, self._routes.candidate(cycle, public))
+    async def _candidate_attempt(self, cycle: ResponseCycle, public: Public) -> Attempt:
+        """The attempt for a candidate of a task. See `_make_attempt`."""
+        return await self._make_attempt(cycle, self._routes.candidate(cycle, public))
 
-    async def _attempt(self, cycle: ResponseCycle, route: Route) -> Attempt:
-        """The attempt for the route's model. Raises InvalidRequestError, ForbiddenError, and the errors of `_load`."""
+    async def _make_attempt(self, cycle: ResponseCycle, route: Route) -> Attempt:
+        """The attempt for the route's model. Raises InvalidRequestError, ForbiddenError, and the errors of `_load_media`."""
         request, body, facts, name = cycle.request, cycle.body, route.facts, route.name
         own = cycle.head.own
         model, dialect = route.model.id, request.dialect
         loading = cycle.loading or self._media.idle
         if self._media.is_on and cycle.loading is None:
             loading = cycle.loading = self._media.loading()
-        unknown, unseen, unused = (
-            _NONE if body.is_silent else body.unknown_extensions,
-            _NONE,
-            _NONE,
-        )  # fields without effect
+        # Fields without effect:
+        unknown, unseen, unused = _NONE if body.is_silent else body.unknown_extensions, _NONE, _NONE
         if facts.inputs is not None and may_have_any(body.fields):
-            body, unseen = await self._readable(cycle, route, body)
+            body, unseen = await self._replace_unsupported_media(cycle, route, body)
         translation: AnswerTranslation | None = None
         if route.translation is not None or route.required is not None:
-            route, body, translation, unused = await self._translated(cycle, route, body)
+            route, body, translation, unused = await self._translate(cycle, route, body)
         endpoint = route.endpoint
         if endpoint is None:
             raise self._routes.not_served(cycle, route)
@@ -135,28 +132,28 @@ class Preparing:
         if self.strict and model in self.strict and isinstance(body, JsonBody):
             changes = ordered(body.fields, endpoint.meaning)
             body = body.changed(changes) if changes else body
-        attempt = request.attempt if ladder is None else Attempt()  # which the request has already
+        attempt = request.attempt if ladder is None else Attempt()
         attempt.endpoint = endpoint
         attempt.headers = cycle.head.worker_headers(dialect.credential_headers)
         attempt.only_looks = endpoint.only_looks and client_of(cycle.scope) is None
         if facts.has_replicas:
             attempt.prefix = body.prefix()
         wanted = await body.check(name, facts.inputs, endpoint, loading, facts.texts)
-        attempt.path = self._path(cycle, route)
+        attempt.path = self._worker_path(cycle, route)
         if wanted:
-            await self._load(cycle, wanted, body)
+            await self._load_media(cycle, wanted, body)
         rewrite, cached = self._rewrite(cycle, route, endpoint, body)
         if request.path in PICTURE_PATHS and not self._pictures.is_on:
             refuse_links(rewrite.value(RESPONSE_FORMAT, body.raw(RESPONSE_FORMAT)))
         if route.counts:
             body, counts = body.applied(rewrite, endpoint).translated(Counting(name))
             translation = counts if translation is None else Chained(counts, translation)
-            rewrite = NO_REWRITE  # it is in the body
+            rewrite = NO_REWRITE  # already applied to the body
         if route.writes_prompts:
             assert facts.prompts is not None
             body, chats = body.applied(rewrite, endpoint).translated(Completions(facts.prompts, name))
             translation = chats if translation is None else Chained(chats, translation)
-            rewrite = NO_REWRITE  # it is in the prompt
+            rewrite = NO_REWRITE  # already applied
         if translation is not None:
             attempt.translation = translation
         else:
@@ -167,11 +164,11 @@ class Preparing:
         attempt.names = route.names
         data = await body.rewritten(rewrite, endpoint)
         if facts.inputs is not None and "image" in facts.inputs:
-            data, unopened = await self._with_pictures(cycle, data, route)
+            data, unopened = await self._convert_pictures(cycle, data, route)
             unused = (*unused, *unopened)
-        attempt.body = self._buffered(cycle, data)
+        attempt.body = self._buffer(cycle, data)
         if facts.shared_context:
-            attempt.tokens = self._tokens(attempt, model, facts.shared_context, rewrite, body)
+            attempt.tokens = self._needed_tokens(attempt, model, facts.shared_context, rewrite, body)
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
             passed = [each for each in body.fields if each in endpoint.passed_over and body.raw(each) != b"null"]
             unused = (*unused, *called(passed, attempt.called))
@@ -181,72 +178,74 @@ class Preparing:
         attempt.model = model
         return attempt
 
-    def _sees(self, model: ModelId) -> bool:
+    def _takes_images(self, model: ModelId) -> bool:
         return "image" in (self._routes.facts[model].inputs or ())
 
-    async def _readable(self, cycle: ResponseCycle, route: Route, body: Body) -> tuple[Body, Sequence[str]]:
-        """The body with text for pictures and documents that the model can't take, and the names of the pictures.
+    async def _replace_unsupported_media(
+        self, cycle: ResponseCycle, route: Route, body: Body
+    ) -> tuple[Body, Sequence[str]]:
+        """The body with text in place of pictures and documents that the model can't take, and the names of the pictures.
 
         Raises InvalidRequestError.
         """
-        assert isinstance(body, JsonBody)  # no other has fields
+        assert isinstance(body, JsonBody)  # only a JSON body has fields
         inputs = route.facts.inputs
         assert inputs is not None
         field = "messages" if "messages" in body.fields else "input"
         try:
             messages = msgspec.json.decode(body.fields[field])
         except UNREADABLE:
-            return body, ()  # whoever reads it says so
+            return body, ()  # the worker or the translation reports that
         if not isinstance(messages, list):
             return body, ()
-        whole = partial(body.whole_text, most=sys.maxsize)
+        restore = partial(body.whole_text, most=sys.maxsize)
 
         async def text_of(pdf: bytes) -> str:
             return (await self._convert(cycle, "pdf", pdf)).decode()
 
-        is_read = await read_documents(messages, field, whole, text_of)
+        has_documents = await read_documents(messages, field, restore, text_of)
         named: list[str] = []
         if "image" not in inputs:
-            others_see = cycle.ladder is not None and cycle.ladder.has_another(self._sees)
-            named = without_pictures(messages, field, self._no_vision_message(route), refused=others_see)
-        if not is_read and not named:
+            others_can = cycle.ladder is not None and cycle.ladder.has_another(self._takes_images)
+            named = without_pictures(messages, field, self._no_vision_message(route), refused=others_can)
+        if not has_documents and not named:
             return body, ()
         return body.changed({field: msgspec.json.encode(messages)}), named
 
     def _no_vision_message(self, route: Route) -> str:
-        seeing = [each for each in self._routes.facts if self._sees(each)]
-        hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
+        models = [model for model in self._routes.facts if self._takes_images(model)]
+        hint = f" Models that see: {', '.join(models[:5])}." if models else ""
         return f"{route.name} takes {', '.join(sorted(route.facts.inputs or ()))}, no images.{hint}"
 
-    async def _with_pictures(self, cycle: ResponseCycle, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
-        """The body with its pictures in forms that the worker can open, and the names of earlier turns' unreadable pictures.
+    async def _convert_pictures(self, cycle: ResponseCycle, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
+        """The body with its pictures in formats that the worker can open, and the names of earlier turns' unreadable pictures.
 
         Raises InvalidRequestError for an unreadable picture after the last answer.
         """
         found = unreadable(data, route.model.adapter.converts_pictures)
-        by: list[bytes] = []
+        converted: list[bytes] = []
         unopened: Sequence[str] = ()
-        for each in found:
+        for picture in found:
             try:
-                by.append(await self._convert(cycle, "picture", each.data))
+                converted.append(await self._convert(cycle, "picture", picture.data))
             except InvalidRequestError:
-                if not is_earlier(data, each):
+                if not is_earlier(data, picture):
                     raise
-                by.append(BLANK)
+                converted.append(BLANK)
                 unopened = ("image",)
-        return (replaced(data, found, by) if found else data), unopened
+        return (replaced(data, found, converted) if found else data), unopened
 
     async def _convert(self, cycle: ResponseCycle, kind: Kind, data: bytes) -> bytes:
         """Convert a file in another process. Raises InvalidRequestError."""
-        with _watched(cycle):
+        with _cancel_on_disconnect(cycle):
             return await self._converter.convert(kind, data)
 
-    async def _translated(
+    async def _translate(
         self, cycle: ResponseCycle, route: Route, body: Body
     ) -> tuple[Route, Body, AnswerTranslation | None, Sequence[str]]:
         """The route, the body, the translation of answers if the body was translated, and the fields without effect on this model.
 
-        The last are fields that the translation itself doesn't name.
+        The translation itself lists other fields without effect.
         """
         request, endpoint, mapped = cycle.request, route.endpoint, route.translation
         if endpoint is not None and route.required is not None:
@@ -268,7 +267,7 @@ class Preparing:
             return route.translated, translated, answers, adapted.ignored
         return route, body, None, ()
 
-    def _path(self, cycle: ResponseCycle, route: Route) -> bytes:
+    def _worker_path(self, cycle: ResponseCycle, route: Route) -> bytes:
         """The worker's path and query."""
         path = cycle.scope["raw_path"] if route.is_wild else route.upstream_path
         query: bytes = cycle.scope["query_string"]
@@ -281,8 +280,8 @@ class Preparing:
     def _refuse_load(self, query: bytes, route: Route) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
         found = self._engine.model(route.model.id)
-        is_coming = found is not None and (found.answering or found.state is WorkerState.STARTING)
-        if not is_coming and parse_qs(query.decode("latin-1")).get("autoload", ["true"])[0] not in {"true", "1"}:
+        has_worker = found is not None and (found.answering or found.state is WorkerState.STARTING)
+        if not has_worker and parse_qs(query.decode("latin-1")).get("autoload", ["true"])[0] not in {"true", "1"}:
             raise InvalidRequestError(
                 f"{route.name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
@@ -290,7 +289,7 @@ class Preparing:
     def _rewrite(
         self, cycle: ResponseCycle, route: Route, endpoint: Endpoint, body: Body
     ) -> tuple[Rewrite, CacheFields]:
-        """The changes to the request by the configuration and the client's profile; and the fields for its caches."""
+        """The changes to the request by the configuration and the client's profile, and the fields for the prompt cache."""
         request, parameters = cycle.request, cycle.profile.parameters
         rewrite = route.rewrite if route.is_rewritten else NO_REWRITE
         if parameters:
@@ -303,8 +302,8 @@ class Preparing:
         )
         return rewrite.with_outside_body(cached.fields) if cached.fields else rewrite, cached
 
-    def _buffered(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
-        """The buffer with the request's body. A task's request keeps the original: the next candidate's body is made from it."""
+    def _buffer(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
+        """The buffer with the worker's body. A task's request also keeps the original, for the next candidate's body."""
         if cycle.ladder is None:
             if cycle.loading is not None:
                 cycle.loading.buffer.release()
@@ -314,12 +313,12 @@ class Preparing:
         buffer.keep(data)
         return buffer
 
-    def _tokens(self, attempt: Attempt, model: ModelId, shared: int, rewrite: Rewrite, body: Body) -> int:
-        """The tokens that the request will need of the `shared` context of its worker's requests."""
+    def _needed_tokens(self, attempt: Attempt, model: ModelId, shared: int, rewrite: Rewrite, body: Body) -> int:
+        """The tokens that the request needs of a context of `shared` tokens, which its worker's requests share."""
         text_bytes, pictures = measured(attempt.body)
         attempt.text_bytes = 0 if pictures else text_bytes
         most: int | None = None
-        for name in _MOST_TOKENS:
+        for name in _MAX_TOKENS_FIELDS:
             limit = body.raw(name) if name in body.fields else None
             if rewrite is not NO_REWRITE:
                 limit = rewrite.value(name, limit)
@@ -329,8 +328,8 @@ class Preparing:
         answers = int(count) if count.isdigit() and len(count) < 4 else 1
         return self._contexts.needed(model, shared, text_bytes, pictures, most, answers)
 
-    async def _load(self, cycle: ResponseCycle, wanted: Sequence[Wanted], body: Body) -> None:
-        """Load the media that the body refers to. Raises LlmuxError, also for limits that would refuse the request afterwards."""
+    async def _load_media(self, cycle: ResponseCycle, wanted: Sequence[Wanted], body: Body) -> None:
+        """Load the media that the body refers to. Raises LlmuxError, also if the client's limits would refuse the request later."""
         request, loading = cycle.request, cycle.loading
         assert loading is not None
         if (refused := self._engine.limit_rejection(TicketId(""), request.demand.accounts)) is not None:
@@ -339,7 +338,7 @@ class Preparing:
         if request.budget_s is not None:
             left_s = request.arrived_at + request.budget_s - self._engine.clock()
         try:
-            with _watched(cycle):
+            with _cancel_on_disconnect(cycle):
                 async with asyncio.timeout(left_s):
                     await body.load(wanted, loading)
         except TimeoutError as error:
@@ -347,30 +346,30 @@ class Preparing:
             raise BudgetError(message) from error
 
 
-def _watched(cycle: ResponseCycle) -> contextlib.AbstractContextManager[object]:
-    """Cancels slow work when the client leaves. Once the request is entered, the gateway does that."""
-    is_entered = cycle.request.ticket_id is not None
-    return contextlib.nullcontext() if is_entered else CancelOnDisconnect(cycle.scope)
+def _cancel_on_disconnect(cycle: ResponseCycle) -> contextlib.AbstractContextManager[object]:
+    """Cancels slow work when the client disconnects. Once the request is in flight, the gateway does that."""
+    is_in_flight = cycle.request.ticket_id is not None
+    return contextlib.nullcontext() if is_in_flight else CancelOnDisconnect(cycle.scope)
 
 
 def _has_unsupported_fields(cycle: ResponseCycle, route: Route, body: Body) -> bool:
-    """Would the worker ignore a part of the request, or of what the configuration adds to it?"""
+    """Would the worker ignore a part of the request, or a setting that the configuration adds?"""
     assert route.endpoint is not None
     settings = cycle.request.dialect.unsupported_fields
     return any(
-        (raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unsupported_fields
+        (raw := body.raw(name)) not in _EMPTY_VALUES and part in raw for name, part in route.endpoint.unsupported_fields
     ) or (bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(cycle.profile.parameters)))
 
 
 async def _target_model(route: Route) -> TargetModel:
-    """What a translation needs to know about the model."""
+    """The facts about the model that a translation needs. May read the model's files in a thread."""
     model = route.model
 
-    def known() -> TargetModel:
-        capabilities = model.capabilities  # first: the modes depend on what is known
+    def target() -> TargetModel:
+        capabilities = model.capabilities  # read first: `thinking_modes` depends on them
         modes = thinking_modes(route.rewrite, model)
         multi_turn, translates = capabilities.multi_turn, capabilities.translates
         return TargetModel(route.name, model.thinking, modes, multi_turn, model.adapter.decoding, translates)
 
     is_known = model.known_capabilities is not None
-    return known() if is_known else await asyncio.to_thread(known)  # its files have to be read
+    return target() if is_known else await asyncio.to_thread(target)

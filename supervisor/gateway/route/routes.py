@@ -1,9 +1,9 @@
-"""Finds the model that a request means, and everything that follows from the configuration for its path and that name.
+"""Finds a request's model, and compiles the configuration for the model's name and the request's path into a `Route`.
 
-That is compiled at the first request, and kept for each name of a model; not for tasks, and not where a request's fields decide.
+Each model name's route is compiled at the first request and kept, but not for tasks, and not if a request's fields decide.
 
-A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured model serves
-the path, it may leave the name out. A task stands for several models: `ladder` says which to ask.
+A request names its model in the body's `model` (JSON or multipart) or in `?model=`. If only one configured model serves
+the path, the request may leave the name out. A task stands for several models: `ladder` selects one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from supervisor.gateway.response_cycle import ResponseCycle
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
-NAME_LIMIT: Final = 512  # of the name of a model
+NAME_LIMIT: Final = 512  # characters of a model's name
 MOST_KEPT: Final = 4096  # compiled routes
 _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
@@ -72,23 +72,23 @@ class ModelFacts(NamedTuple):
 class Route:
     """A public name on a path. Nothing in it depends on the request."""
 
-    name: str  # as it was asked for
+    name: str  # the requested name
     model: CatalogModel
     facts: ModelFacts
     rewrite: Rewrite
     path: str  # public
     endpoint: Endpoint | None  # set iff the worker serves the path itself
     translation: Translation | None  # of the dialect
-    targeted: TargetedTranslation | None  # the same, iff it must be told which model answers
-    required: TargetedTranslation | None  # for every model; then there is no other
-    translated: Route | None  # where the dialect's translation leads, if the worker serves that
-    completes: bool  # may the dialect put into answers what workers leave out?
+    targeted: TargetedTranslation | None  # the same translation, iff it depends on the model
+    required: TargetedTranslation | None  # for every model; then `translation` is None
+    translated: Route | None  # the route of the translation's path, if the worker serves that path
+    completes: bool  # may the dialect add fields to answers that workers leave out?
     names: Renaming | None  # in answers
     end: re.Pattern[bytes] | None  # see `END_OF`
-    upstream_path: bytes  # where its worker has it
+    upstream_path: bytes  # the worker's own path
     is_rewritten: bool  # does the configuration change requests?
-    is_wild: bool  # has the path a pattern, so that the worker gets it as it came?
-    counts: bool  # is it a count of tokens that the worker makes by a chat?
+    is_wild: bool  # is the path a pattern, so that the worker gets the client's path unchanged?
+    counts: bool  # is it a token count that the worker makes by a chat completion?
     writes_prompts: bool  # does llmux write its prompts?
 
 
@@ -102,7 +102,7 @@ class Routes:
         self._kept: dict[tuple[Dialect, str, str, str], Route] = {}
         found = ((method, path, pattern_of(path)) for method, path in self._table)
         wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
-        self._patterns = sorted(wild, key=lambda one: (one[1].endswith("*"), one[1].count("{"), -len(one[1])))
+        self._patterns = sorted(wild, key=lambda row: (row[1].endswith("*"), row[1].count("{"), -len(row[1])))
         self._wild = {path for _, path, _ in wild}
 
     def serves(self, method: str, path: str, dialect: Dialect) -> bool:
@@ -125,7 +125,7 @@ class Routes:
     def pattern(self, scope: Scope) -> str | None:
         """The most specific path pattern that fits a request's raw path and, if possible, is served by the model in its query."""
         method, raw_path = scope["method"], scope["raw_path"]
-        fitting = [path for its, path, pattern in self._patterns if its == method and pattern.fullmatch(raw_path)]
+        fitting = [path for verb, path, pattern in self._patterns if verb == method and pattern.fullmatch(raw_path)]
         if not fitting or leaves_its_folder(raw_path):
             return None
         named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
@@ -137,7 +137,7 @@ class Routes:
         """The route or task that a request means. Raises InvalidRequestError, NotFoundError."""
         request, body, method = cycle.request, cycle.body, cycle.scope["method"]
         dialect, path = request.dialect, request.path
-        required = _required(cycle)
+        required = _required_translation(cycle)
         name = body.name
         if name is not None and required is None:
             kept = self._kept.get((dialect, method, path, name))
@@ -145,14 +145,14 @@ class Routes:
                 request.name = name
                 return kept
         if name is None:
-            name = self._unnamed(cycle, required)
+            name = self._default_name(cycle, required)
         if name is None:
             raise body.nameless(cycle.scope)
-        if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
+        if len(name) > NAME_LIMIT or not name.isprintable():  # logs and terminals show the name
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         public, requested = self._catalog.route(name), name
         if public is None:
-            request.name = name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
+            request.name = name = dialect.model_name(name, lambda known: self._catalog.route(known) is not None)
             public = self._catalog.resolve(name)
         request.name = name
         if isinstance(public, Task):
@@ -166,7 +166,7 @@ class Routes:
 
     def candidate(self, cycle: ResponseCycle, public: Public) -> Route:
         """The route of the request's path at a candidate of its task."""
-        return self.route(cycle, public, _required(cycle))
+        return self.route(cycle, public, _required_translation(cycle))
 
     def route(self, cycle: ResponseCycle, public: Public, required: TargetedTranslation | None) -> Route:
         """The route of the request's path at this model. `required`: see `Dialect.required_translation`."""
@@ -177,10 +177,10 @@ class Routes:
         path = request.path if required is None else required.path
         translated = None
         if translation is not None and public.model.id in self._table.get((method, translation.path), _NONE):
-            translated = self._compiled(dialect, method, translation.path, name, public)
-        return self._compiled(dialect, method, path, name, public, translation, required, translated)
+            translated = self._compile(dialect, method, translation.path, name, public)
+        return self._compile(dialect, method, path, name, public, translation, required, translated)
 
-    def _compiled(
+    def _compile(
         self,
         dialect: Dialect,
         method: str,
@@ -216,10 +216,10 @@ class Routes:
             writes_prompts=has_prompt and facts.prompts is not None,
         )
 
-    def _unnamed(self, cycle: ResponseCycle, required: TargetedTranslation | None) -> str | None:
-        """The model of a request whose body names none: its query's, its client's, or the only one that serves the path.
+    def _default_name(self, cycle: ResponseCycle, required: TargetedTranslation | None) -> str | None:
+        """The model name for a request whose body has none: its query's, its client's, or the only model that serves the path.
 
-        Models that need no translation come first.
+        Models that need no translation come first. None: there is no such model.
         """
         query: bytes = cycle.scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
@@ -227,7 +227,7 @@ class Routes:
             return named[0]
         method, request, default = cycle.scope["method"], cycle.request, cycle.profile.model
         translation = request.dialect.translation(method, request.path) if required is None else None
-        serving = self._serving(method, request.path, translation, required)
+        serving = self._models_serving(method, request.path, translation, required)
         if default is not None and self._catalog.resolve(default).model.id in serving:
             return default
         own = serving if required is not None else self._table.get((method, request.path), serving)
@@ -235,19 +235,21 @@ class Routes:
             return None
         rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
         names = [row.name for row in rows if row.model.id in own]
-        return names[0] if len(names) == 1 else next(iter(own))  # itself, not one of several virtual models
+        return (
+            names[0] if len(names) == 1 else next(iter(own))
+        )  # the model's own name, not one of several virtual names
 
-    def _serving(
+    def _models_serving(
         self, method: str, path: str, translation: Translation | None, required: TargetedTranslation | None
     ) -> Mapping[ModelId, Endpoint]:
-        """The models that serve this path, possibly by a translation."""
+        """The models that serve this path, themselves or by a translation."""
         serving = self._table.get((method, path if required is None else required.path), _NONE)
         return serving if translation is None else {**self._table.get((method, translation.path), _NONE), **serving}
 
     def not_served(self, cycle: ResponseCycle, route: Route) -> InvalidRequestError:
-        """The error for a model that can't be asked on the request's path."""
+        """The error for a model that doesn't serve the request's path."""
         method, path = cycle.scope["method"], cycle.request.path
-        serving = self._serving(method, path, route.translation, route.required)
+        serving = self._models_serving(method, path, route.translation, route.required)
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""
@@ -268,7 +270,7 @@ class Routes:
 def endpoint_table(catalog: Catalog) -> Table:
     """(method, public path) → the models that serve it.
 
-    Aliases are in the table as well, so that they cost no request anything; so are token counts of chats, for all models that chat.
+    The table also has aliases, so that no request has to resolve them, and token counts of chats, for all models that chat.
     """
     table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
     for model in catalog.models.values():
@@ -283,7 +285,7 @@ def endpoint_table(catalog: Catalog) -> Table:
     return table
 
 
-def _required(cycle: ResponseCycle) -> TargetedTranslation | None:
+def _required_translation(cycle: ResponseCycle) -> TargetedTranslation | None:
     """See `Dialect.required_translation`."""
     request = cycle.request
     if not request.dialect.reads_fields:

@@ -1,4 +1,4 @@
-"""How a request may choose whether a model reasons, for one public name."""
+"""The thinking modes of a public name: whether a request may switch the model's reasoning on or off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from supervisor.schema.model import ThinkingMode
 
 
 def thinking_modes(rewrite: Rewrite, model: CatalogModel) -> tuple[ThinkingMode, ...]:
-    """The modes that a request may choose: the model's own way by `default`, or switched.
+    """The modes that a request may choose: `default` is the model's own behaviour.
 
     `rewrite` is the public name's; `model` may have an operator's overrides. The first call may block on the model's files.
     """

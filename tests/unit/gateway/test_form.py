@@ -81,10 +81,10 @@ class TestForms:
         new = {"model": ("whisper",), "tags[]": (), "n": ("1", "2")}
         kept = b"".join(parts[i] for i in order if i in (1, 2))
         added = FORM % (b"model", b"whisper") + FORM % (b"n", b"1") + FORM % (b"n", b"2")
-        assert added + kept + end == await form._changed(new)
-        again = await read_form(await form._changed(new), TYPE)
+        assert added + kept + end == await form._with_fields(new)
+        again = await read_form(await form._with_fields(new), TYPE)
         assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.name, again.names)
-        assert await form._changed({}) is body
+        assert await form._with_fields({}) is body
 
 
 class TestOneReading:

@@ -331,7 +331,7 @@ class TestTextsThatAreReferences:
             text = "".join(random.choices(some, k=200)).encode()
             at, pieces = 0, []
             while at < len(text):
-                end = len(text) if len(text) - at <= 64 else json_body._cut(text, at, at + 64)
+                end = len(text) if len(text) - at <= 64 else json_body._split_point(text, at, at + 64)
                 assert at < end <= at + 64
                 pieces.append(json.loads(b'"%b"' % text[at:end]))
                 at = end
