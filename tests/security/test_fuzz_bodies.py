@@ -100,7 +100,13 @@ BODIES = st.builds(
 def outlined():
     """Everything is large, and every slice small."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("_LONG_BYTES", 30), ("_KEPT_BYTES", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_MIN_RUN", 10)):
+        for name, size in (
+            ("_LONG_BYTES", 30),
+            ("_KEPT_BYTES", 12),
+            ("_SLICE", 50),
+            ("_FIRST_LOOK", 3),
+            ("_MIN_RUN", 10),
+        ):
             patch.setattr(condensed_json, name, size)
         patch.setattr(json_body, "SMALL", 0)
         patch.setattr(json_body, "_LARGE_BYTES", 0)

@@ -1,7 +1,7 @@
-"""Keeps the bodies of requests and answers of models for which the operator switched that on (`keep_bodies`).
+"""Keeps the bodies of requests and answers, for models with `keep_bodies`.
 
 No header is ever kept. Values with the name of a secret are masked, and pictures and sounds are replaced by their size: in JSON,
-in streams of JSON, and in the beginning of a longer text, which is no longer JSON. A thread does that, after the answer.
+in streams of JSON, and in the beginning of a longer text, which is no longer JSON. This runs in a thread, after the answer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ log = structlog.get_logger("llmux.bodies")
 
 SHOWN_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 8 * 1024 * 1024
-"""A larger request isn't read as JSON, only its beginning is kept."""
+"""A larger request isn't parsed as JSON, and only its beginning is kept."""
 READ_TEXT: Final = 4 * SHOWN_BYTES
-"""Characters of one text in JSON, after the picture or sound with which it may begin."""
-_LONG: Final = 512
+"""Characters kept of one text in JSON, after a picture or sound at its beginning."""
+_MIN_MEDIA_CHARS: Final = 512
 _BASE64: Final = re.compile(
     r"(?:data:([\w.+/-]{1,100});base64,)?([A-Za-z0-9+/=_-]{40,}(?:(?:\\[nr/]|[\r\n])+[A-Za-z0-9+/=_-]+)*)"
 )
-"""Pictures and sounds, also in lines and as JSON writes them; with them long words, which are shorter than `_LONG`."""
-_LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
+"""Pictures and sounds, also with line breaks and JSON's escapes. Also matches long words; these are shorter than `_MIN_MEDIA_CHARS`."""
+_STREAM_LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
 
 
 class Capture(Filter):
@@ -55,7 +55,7 @@ class Capture(Filter):
         return Use.PIECES
 
     def feed(self, piece: bytes) -> bytes:
-        """See Filter: its beginning is kept."""
+        """See Filter. Keeps the beginning of the answer."""
         if len(self.answer) <= SHOWN_BYTES:
             self.answer += piece[: SHOWN_BYTES + 1 - len(self.answer)]
         return piece
@@ -67,8 +67,8 @@ class Capture(Filter):
 
     def kept(self) -> KeptBody:
         """The bodies without secrets and media. Takes milliseconds."""
-        request, answer = (  # JSON may have halves of characters, which no file can
-            _shown(data).encode(errors="replace").decode() for data in (self.body, bytes(self.answer))
+        request, answer = (  # JSON may have lone surrogates, which UTF-8 can't encode
+            _display_text(data).encode(errors="replace").decode() for data in (self.body, bytes(self.answer))
         )
         return KeptBody(
             request[:SHOWN_BYTES],
@@ -83,18 +83,18 @@ class BodyLog:
     """The daemon's log of bodies. Use from the event loop's thread."""
 
     def __init__(self, kept: KeptBodies, run: str) -> None:
-        """`run` goes in front of this daemon's request numbers."""
+        """`run` is the prefix of this daemon's request numbers."""
         self._kept = kept
         self._run = run
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep(self, model: str, number: str, capture: Capture) -> None:
         """Write a request's bodies soon."""
-        task = asyncio.create_task(self._keep(model, f"{self._run}-{number}", capture))
+        task = asyncio.create_task(self._write(model, f"{self._run}-{number}", capture))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep(self, model: str, number: str, capture: Capture) -> None:
+    async def _write(self, model: str, number: str, capture: Capture) -> None:
         try:
             await asyncio.to_thread(
                 lambda: self._kept.keep(model, number, msgspec.json.encode(capture.kept()).decode())
@@ -113,7 +113,7 @@ class BodyLog:
         return msgspec.json.decode(text, type=KeptBody)
 
     def limit_to(self, models: Collection[str]) -> None:
-        """Keep bodies of these models alone, and soon delete those of others."""
+        """Keep bodies of these models only, and soon delete the bodies of other models."""
         if models != self._kept.models:
             self._kept.models = models
             task = asyncio.create_task(asyncio.to_thread(self._kept.delete_others))
@@ -121,54 +121,54 @@ class BodyLog:
             task.add_done_callback(self._tasks.discard)
 
 
-def _shown(data: bytes) -> str:
-    """A body as operators see it."""
+def _display_text(data: bytes) -> str:
+    """A body as text for operators, without media and secrets."""
     text = data.decode("utf-8", "replace")
     try:
-        return json.dumps(masked(_clean(json.loads(text)), ""), ensure_ascii=False, indent=1)
+        return json.dumps(masked(_clean_value(json.loads(text)), ""), ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):
         pass
     if "\0" in text or text.count("\ufffd") > len(text) // 20:
         return f"({len(data)} bytes that are no text)"
-    return "\n".join(_line(line) for line in text.split("\n"))
+    return "\n".join(_clean_line(line) for line in text.split("\n"))
 
 
-def _line(line: str) -> str:
+def _clean_line(line: str) -> str:
     """One line of a stream, or of any other text."""
-    found = _LINE.fullmatch(line)
+    found = _STREAM_LINE.fullmatch(line)
     assert found is not None
     try:
         value = json.loads(found[2])
-        cleaned = masked(_clean(value), "")
+        cleaned = masked(_clean_value(value), "")
     except (ValueError, RecursionError):
         return masked_text(_clean_text(line))
     return line if cleaned == value else f"{found[1] or ''}{json.dumps(cleaned, ensure_ascii=False)}"
 
 
-def _clean(value: JsonValue) -> JsonValue:
-    """A value with the size of pictures and sounds in their place, and texts of JSON, such as a tool's arguments, without secrets."""
+def _clean_value(value: JsonValue) -> JsonValue:
+    """A value with pictures and sounds replaced by their size, and without secrets in texts of JSON, such as a tool's arguments."""
     match value:
         case dict():
-            return {key: _clean(item) for key, item in value.items()}
+            return {key: _clean_value(item) for key, item in value.items()}
         case list():
-            return [_clean(item) for item in value]
+            return [_clean_value(item) for item in value]
         case str():
             return _clean_text(value)
     return value
 
 
 def _clean_text(text: str) -> str:
-    """A text without media and secrets. It is cut first, at a length that nobody sees: each pattern blocks the whole daemon."""
-    if len(text) > _LONG:
+    """A text without media and secrets. It is cut first, beyond the shown length: each regular expression blocks the whole daemon."""
+    if len(text) > _MIN_MEDIA_CHARS:
         media = _BASE64.match(text)
         rest = text if media is None else text[media.end() :]
         cut = " (cut)" if len(rest) > READ_TEXT else ""
-        text = f"{_size(media) if media else ''}{_BASE64.sub(_size, rest[:READ_TEXT])}{cut}"
+        text = f"{_media_size_text(media) if media else ''}{_BASE64.sub(_media_size_text, rest[:READ_TEXT])}{cut}"
     return masked_fields(text[: SHOWN_BYTES + 1])
 
 
-def _size(found: re.Match[str]) -> str:
+def _media_size_text(found: re.Match[str]) -> str:
     kind, size = found[1], len(found[2])
-    if size <= _LONG:
+    if size <= _MIN_MEDIA_CHARS:
         return found[0]
     return f"({kind}, {size} characters of base64)" if kind else f"({size} characters of base64)"

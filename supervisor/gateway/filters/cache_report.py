@@ -1,7 +1,7 @@
-"""Headers of a response that report how the worker's prompt cache served it, from the worker's whole answer.
+"""Response headers that report the use of the worker's prompt cache, from the figures in the worker's whole answer.
 
-The head goes out before the body, so the answer is held until it is complete: only where the request mentions caches, and only
-an answer whose length is known and small. Streams are not held, and their heads report nothing.
+The head is sent before the body, so the answer is buffered until it is complete: only for a request with a cache directive, and
+only if the answer's length is known and small. Streams are not buffered, and their heads report nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
 def report(body: Bytes) -> Headers:
-    """The headers for the figures in a whole answer, as OpenAI, Anthropic and llama.cpp write them; none for missing figures."""
+    """The headers for the figures in a whole answer of OpenAI's, Anthropic's or llama.cpp's API; none for missing figures."""
     try:
         found = _answer(body)
     except UNREADABLE:
@@ -62,7 +62,7 @@ def report(body: Bytes) -> Headers:
     reused = next((count for count in counts if count is not None), None)
     if reused is not None and reused >= 0:
         headers += [(HIT, b"true" if reused else b"false"), (REUSED, b"%d" % reused)]
-    if timings.prompt_ms is not None and timings.predicted_ms is not None:  # of the slot that worked on it
+    if timings.prompt_ms is not None and timings.predicted_ms is not None:  # llama.cpp's time of the request's slot
         headers.append((GPU_MS, b"%d" % max(0.0, timings.prompt_ms + timings.predicted_ms)))
     return headers
 
@@ -71,7 +71,7 @@ class CacheReport(Filter):
     """Adds the headers of `report` to an answer."""
 
     def __init__(self, otherwise: Headers, present: Collection[bytes]) -> None:
-        """`otherwise`: headers for an answer without figures. `present`: names of headers that the client gets anyway."""
+        """`otherwise`: headers for an answer without figures. `present`: names of headers that the answer has already."""
         self._otherwise = otherwise
         self._present = present
 

@@ -1,4 +1,4 @@
-"""Counts the tokens of a chat for workers without such a count: a completion of one token reports how many its prompt had.
+"""Counts the tokens of a chat for workers without such an endpoint: a completion of one token reports its prompt's tokens.
 
 Unlike a worker's own count, such a count waits in the queue and costs as much as a short answer.
 """
@@ -19,11 +19,11 @@ from supervisor.gateway.filters.translation import SAME_NAMES, StreamTranslation
 
 COUNT: Final = "/v1/chat/completions/input_tokens"
 CHAT: Final = "/v1/chat/completions"
-_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
-"""OpenAI's reasoning models take the first alone, most other servers know only the second."""
-_OTHERS: Final = frozenset({"stream", "stream_options", "n", "min_tokens", "logprobs", "top_logprobs"})
-"""What would make the answer longer, or isn't allowed in so short a one."""
-_NOTHING: Final = msgspec.Raw(b"null")
+_LENGTH_FIELDS: Final = ("max_completion_tokens", "max_tokens")
+"""OpenAI's reasoning models accept only the first, most other servers only the second."""
+_DROPPED_FIELDS: Final = frozenset({"stream", "stream_options", "n", "min_tokens", "logprobs", "top_logprobs"})
+"""Fields that would make the answer longer, or that aren't allowed with so short an answer."""
+_NULL: Final = msgspec.Raw(b"null")
 
 
 def by_answer(chat: Endpoint) -> Endpoint:
@@ -32,7 +32,7 @@ def by_answer(chat: Endpoint) -> Endpoint:
 
 
 def is_by_answer(endpoint: Endpoint) -> bool:
-    """Is this endpoint one of `by_answer`?"""
+    """Was this endpoint made by `by_answer`?"""
     return endpoint.path == COUNT and endpoint.meaning.role == "run"
 
 
@@ -46,8 +46,10 @@ class Counting:
 
     def request(self, fields: Fields) -> tuple[Fields, Counts]:
         """See Translation."""
-        length = next((one for one in _LENGTHS if bytes(fields.get(one, _NOTHING)) != b"null"), _LENGTHS[-1])
-        kept = {key: raw for key, raw in fields.items() if key not in _LENGTHS and key not in _OTHERS}
+        length = next(
+            (name for name in _LENGTH_FIELDS if bytes(fields.get(name, _NULL)) != b"null"), _LENGTH_FIELDS[-1]
+        )
+        kept = {key: raw for key, raw in fields.items() if key not in _LENGTH_FIELDS and key not in _DROPPED_FIELDS}
         return kept | {length: msgspec.Raw(b"1")}, Counts(self._name)
 
 
@@ -64,7 +66,7 @@ _answer: Final = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Translates the answer: the count, in the form of llama.cpp's server."""
+    """Translates the answer into the count, in the form of llama.cpp's server."""
 
     name: str
     content_type = b"application/json"
@@ -73,9 +75,9 @@ class Counts:
     names: ClassVar[Mapping[str, str]] = SAME_NAMES
 
     def answer(self, body: bytes) -> bytes:
-        """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""
+        """See AnswerTranslation. Raises InvalidRequestError for an answer without its prompt's token count."""
         usage = decoded_answer(_answer, body, "chat completion").usage
-        if usage is None or not usage.prompt_tokens:  # 0: it doesn't know; no prompt is empty
+        if usage is None or not usage.prompt_tokens:  # 0: unknown, because no prompt is empty
             raise InvalidRequestError(
                 f"{self.name} doesn't count tokens, and its answers don't say how many their prompts had (usage).",
                 code="endpoint_not_supported",

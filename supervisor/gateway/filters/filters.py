@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 EVENTS: Final = b"text/event-stream"
 LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
 STREAMS: Final = (EVENTS, *LINES)
-"""Content types whose clients take an answer piece by piece, so that an error can be the last one."""
+"""Content types whose clients read an answer piece by piece, so that an error can be the last piece."""
 
-_OF_THE_BODY: Final = frozenset((b"content-length", b"etag"))
+_BODY_HEADERS: Final = frozenset((b"content-length", b"etag"))
 
 TAIL_BYTES: Final = 4096
-"""How many bytes are kept of each of a stream's last pieces: see `Outcome`."""
+"""Most bytes kept of each of a stream's last pieces: see `Outcome`."""
 TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
-JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
+JOINED_BYTES: Final = 512  # small pieces are joined up to this size, because reads may split a stream anywhere
 
 
 def remember(tail: deque[bytes], piece: bytes) -> None:
-    """Keep the end of a piece, as one of `TAIL_PIECES`."""
+    """Append the end of a piece to the tail."""
     if tail and len(piece) + len(tail[-1]) <= JOINED_BYTES:
         tail[-1] += piece
     else:
@@ -43,9 +43,9 @@ class Use(enum.Enum):
     """How a filter uses an answer."""
 
     NONE = enum.auto()
-    PIECES = enum.auto()  # changes it piece by piece
-    WHOLE_IF_SMALL = enum.auto()  # has to have all of it; one that has no room in memory passes as it is
-    WHOLE = enum.auto()  # has to have all of it; one that has no room in memory is an error
+    PIECES = enum.auto()  # processes the answer piece by piece
+    WHOLE_IF_SMALL = enum.auto()  # needs the whole answer; an answer without room in memory passes unchanged
+    WHOLE = enum.auto()  # needs the whole answer; an answer without room in memory is an error
 
 
 class Head:
@@ -59,7 +59,7 @@ class Head:
         self.content_type = self.get(b"content-type")
 
     def get(self, name: bytes) -> bytes:
-        """The first field of this name; empty if there is none."""
+        """The first header of this name; empty if there is none."""
         for found, value in self.headers:
             if found == name:
                 return value
@@ -67,12 +67,12 @@ class Head:
 
     @property
     def is_encoded(self) -> bool:
-        """Is the body compressed, so that nobody can read it on its way?"""
+        """Is the body compressed, so that filters can't read it?"""
         return self.get(b"content-encoding") not in (b"", b"identity")
 
     def changes_body(self, content_type: bytes | None = None) -> None:
         """Drop the headers that describe the worker's body; set another content type."""
-        dropped = _OF_THE_BODY if content_type is None else _OF_THE_BODY | {b"content-type"}
+        dropped = _BODY_HEADERS if content_type is None else _BODY_HEADERS | {b"content-type"}
         self.headers = [item for item in self.headers if item[0] not in dropped]
         if content_type is not None:
             self.headers.append((b"content-type", content_type))
@@ -85,17 +85,17 @@ class Filter:
     translates = False
     """Do its answers report tokens in another place than the worker's?"""
     sees_errors = False
-    """Does it get the head and pieces of error answers that pass unchanged? Other filters get a model's answers alone."""
+    """Does the filter also get the head and pieces of error answers that pass unchanged?"""
     settles = False
     """Must `settle` be awaited?"""
 
     @property
     def gathered(self) -> int:
-        """About how many bytes of the answer the filter keeps in memory."""
+        """The approximate number of the answer's bytes that the filter keeps in memory."""
         return 0
 
     def head(self, head: Head) -> Use:
-        """Look at the head, and change it if need be."""
+        """Read the head, and change it if need be."""
         return Use.NONE
 
     def feed(self, piece: bytes) -> bytes:
@@ -107,24 +107,24 @@ class Filter:
         return b""
 
     async def whole(self, body: Bytes, head: Head) -> Bytes:
-        """The output for a body that has come as a whole. Raises LlmuxError."""
+        """The output for a whole body. Raises LlmuxError."""
         return (self.feed(bytes(body)) if body else b"") + self.end()
 
     async def settle(self) -> None:
-        """Finish what its last output needs before that goes to the client."""
+        """Complete asynchronous work, such as storing the answer, before the last output goes to the client."""
 
     def error(self, head: Head, body: bytes) -> bytes:
-        """The error that the client gets: a whole answer, or the last event of a stream. `head` may not have been called before."""
+        """The client's error: a whole answer, or the last event of a stream. `head` may not have been called before."""
         return body
 
 
 async def filtered(
     response: UpstreamResponse, filters: Iterable[Filter], gathered: Gathered, judge: StreamJudge | None = None
 ) -> UpstreamResponse:
-    """The response as these filters change it; the response itself where none uses it.
+    """The response changed by these filters; the response itself if no filter uses it.
 
-    `gathered` counts the bytes that the filters keep. `judge` comes before all of them: it judges the worker's own events. A body that
-    a filter needs as a whole is filtered here, before anything is sent. Raises LlmuxError.
+    `gathered` counts the bytes that the filters keep. `judge` comes before all filters: it judges the worker's own events. A body
+    that a filter needs as a whole is filtered here, before anything is sent. Raises LlmuxError.
     """
     head = Head(response.status, response.headers)
     seeing = (each for each in filters if response.status < 400 or each.sees_errors)
@@ -153,20 +153,20 @@ class FilteredResponse:
         self.drained = False
         self.is_translated = any(each.translates for each in uses)
         self.worker_tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        """The end of what the worker sent."""
+        """The end of the worker's body."""
         self._judge = judge
         self._response = response
         self._head = head
         self._uses = uses
         self._filters = [*uses]
         self._gathered = gathered
-        self._begun = b""  # what of a body came before it had no room
-        self._error: LlmuxError | None = None  # of the end, once what came before it is sent
-        self._whole: Bytes | None = None
-        self._at = 0  # in it
+        self._first_bytes = b""  # of a body that has no room in memory
+        self._error: LlmuxError | None = None  # raised once the output before it is sent
+        self._whole_body: Bytes | None = None
+        self._sent = 0  # bytes of `_whole_body`
 
     async def take_whole(self) -> None:
-        """Filter the body as a whole, where it has room. Call it before any other method. Raises LlmuxError."""
+        """Filter the body as a whole, if it has room in memory. Call this before any other method. Raises LlmuxError."""
         body: Bytes = await self._response.next_chunk()
         while True:
             try:
@@ -175,27 +175,29 @@ class FilteredResponse:
                 if Use.WHOLE in self._uses.values():
                     raise
                 self._filters = [each for each, use in self._uses.items() if use is Use.PIECES]
-                self._begun = bytes(body)
+                self._first_bytes = bytes(body)
                 return
             if self._response.drained or not (piece := await self._response.next_chunk()):
                 break
             if isinstance(body, bytes):
-                body = bytearray(body)  # grows in place: joined at the end, all would be copied in one turn of the loop
+                body = bytearray(
+                    body
+                )  # grows in place: joining at the end would copy everything in one turn of the loop
             body += piece
         if len(body) > SLICE:
             await asyncio.sleep(0)  # other tasks run
         remember(self.worker_tail, bytes(body[-TAIL_BYTES:]))
         for each in self._filters:
             body = await each.whole(body, self._head)
-        self._whole, self.headers = body, self._head.headers
+        self._whole_body, self.headers = body, self._head.headers
 
     async def next_chunk(self) -> bytes:
-        """The next piece that is not empty, or the last piece."""
-        if self._whole is not None:
-            if self._at:
+        """The next non-empty piece, or the last piece."""
+        if self._whole_body is not None:
+            if self._sent:
                 await asyncio.sleep(0)
-            piece, self._at = bytes(self._whole[self._at : self._at + SLICE]), self._at + SLICE
-            self.drained = self._at >= len(self._whole)
+            piece, self._sent = bytes(self._whole_body[self._sent : self._sent + SLICE]), self._sent + SLICE
+            self.drained = self._sent >= len(self._whole_body)
             return piece
         found = b""
         while not found and not self.drained:
@@ -203,33 +205,33 @@ class FilteredResponse:
                 try:
                     raise self._error
                 finally:
-                    self._error = None  # it has this frame, which has this
-            if self._begun or not self._response.drained:
-                piece, self._begun = self._begun or await self._response.next_chunk(), b""
+                    self._error = None  # breaks a reference cycle: its traceback refers to this frame
+            if self._first_bytes or not self._response.drained:
+                piece, self._first_bytes = self._first_bytes or await self._response.next_chunk(), b""
                 if self._judge is not None:
-                    piece, self._error = self._judge.passed(piece, self._response.drained, self._tail)
+                    piece, self._error = self._judge.passed(piece, self._response.drained, self._worker_tail_bytes)
                 remember(self.worker_tail, piece)
-                found = self._fed(piece)
+                found = self._feed_filters(piece)
                 self._gathered.grow(sum([each.gathered for each in self._filters]))
             if self._response.drained and self._error is None:
-                found = self._ended(found)
+                found = self._end_filters(found)
             for each in self._filters:
                 if each.settles:
                     await each.settle()
         return found
 
-    def _tail(self) -> bytes:
+    def _worker_tail_bytes(self) -> bytes:
         return b"".join(self.worker_tail)
 
-    def _fed(self, piece: bytes) -> bytes:
+    def _feed_filters(self, piece: bytes) -> bytes:
         for each in self._filters:
             if not piece:
                 break
             piece = each.feed(piece)
         return piece
 
-    def _ended(self, found: bytes) -> bytes:
-        """The last output. If the end fails, the client first gets the output `found` before it."""
+    def _end_filters(self, found: bytes) -> bytes:
+        """The last output, after the output `found`. If the end fails, the client gets `found` before the error."""
         last = b""
         try:
             for each in self._filters:
@@ -237,7 +239,7 @@ class FilteredResponse:
         except LlmuxError as error:
             if not found:
                 raise
-            self._error = error.with_traceback(None)  # whose frames have this
+            self._error = error.with_traceback(None)  # its frames refer to this object
             return found
         self.drained = True
         return found + last

@@ -1,4 +1,4 @@
-"""Streams of server-sent events, taken apart and put together: the common part of all translations of them."""
+"""Parses and writes streams of server-sent events: the common part of all translations of such streams."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class FrameStream(abc.ABC):
 
     def __init__(self) -> None:
         self._rest = b""
-        self._kept = 0  # see `keeps`
+        self._kept_bytes = 0  # see `keeps`
 
     @property
     def gathered(self) -> int:
         """See StreamTranslation."""
-        return len(self._rest) + self._kept
+        return len(self._rest) + self._kept_bytes
 
     def keeps(self, text: str) -> None:
-        """Count a piece of text that is kept until the stream ends."""
-        self._kept += sys.getsizeof(text)
+        """Count a text that the subclass keeps until the stream ends."""
+        self._kept_bytes += sys.getsizeof(text)
 
     @abc.abstractmethod
     def frame(self, data: bytes) -> bytes:
-        """The translation of one frame's data, possibly nothing. Raises UpstreamError for data that can't be translated."""
+        """The translation of one frame's data, possibly empty. Raises UpstreamError for data that can't be translated."""
 
     def feed(self, piece: bytes) -> bytes:
-        """See StreamTranslation. What came before a frame that fails is given first: the error comes with the next call."""
+        """See StreamTranslation. If a frame fails, the output of the frames before it is returned first; the next call raises."""
         *frames, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(_FRAME)
         if len(self._rest) > EVENT_LIMIT:
             raise UpstreamError("The worker's stream has an event that is too large to be translated.")
         found = list[bytes]()
         for at, frame in enumerate(frames):
             try:
-                found.append(self._read(frame))
+                found.append(self._translate_frame(frame))
             except UpstreamError:
                 if not any(found):
                     raise
@@ -60,8 +60,8 @@ class FrameStream(abc.ABC):
     def end(self) -> bytes:
         """See StreamTranslation."""
         rest, self._rest = self._rest, b""
-        return b"".join(map(self._read, rest.split(_FRAME)))
+        return b"".join(map(self._translate_frame, rest.split(_FRAME)))
 
-    def _read(self, frame: bytes) -> bytes:
+    def _translate_frame(self, frame: bytes) -> bytes:
         data = b"\n".join(line[5:].strip() for line in frame.split(b"\n") if line.startswith(b"data:"))
         return self.frame(data) if data else b""

@@ -1,9 +1,9 @@
-"""Puts the model's name that a client asked for into answers with another name.
+"""Replaces the worker's model name in answers by the name that the client requested.
 
-A public name stands for a model whose worker has a name of its own, and writes that into its answers. Answers are not
-parsed for it: `"model":"its-name"` is replaced where it stands. Text that a model generated can't look like that, because
-quotes within a JSON string are escaped. The arguments of a tool can, in Anthropic's whole answers: so in those, and in every
-other answer that isn't a stream, only the outermost `model` is replaced.
+A worker may write another name into its answers than the model's public name. A stream is not parsed: each
+`"model":"its-name"` is replaced in the bytes. Text that a model generated can't contain these bytes, because quotes within a
+JSON string are escaped. The arguments of a tool can, in Anthropic's whole answers: so in every answer that isn't a stream only
+the outermost `model` is replaced.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import STREAMS, Filter, Head, Use
 
 _TYPES: Final = (b"application/json", *STREAMS)
-_WHOLE_LIMIT: Final = 1024 * 1024  # what is larger is pictures or sound
+_WHOLE_BYTES: Final = 1024 * 1024  # a larger answer has pictures or sound
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Renaming(NamedTuple):
-    """A name and its replacement, in both ways to write the field: with and without a space after the colon."""
+    """A name and its replacement, in both spellings of the field: with and without a space after the colon."""
 
     found: tuple[bytes, bytes]
     put: tuple[bytes, bytes]
 
     def of(self, piece: bytes) -> bytes:
-        """`piece` with the asked name."""
+        """`piece` with the requested name."""
         return piece.replace(self.found[0], self.put[0]).replace(self.found[1], self.put[1])
 
     def of_whole(self, body: bytes) -> bytes:
-        """A whole answer with the asked name."""
+        """A whole answer with the requested name."""
         try:
             fields = _fields(body)
         except UNREADABLE:
@@ -43,14 +43,14 @@ class Renaming(NamedTuple):
         fields["model"] = msgspec.Raw(self.put[0].removeprefix(b'"model":'))
         return msgspec.json.encode(fields)
 
-    def begun(self, piece: bytes) -> int:
-        """How many bytes at the end of `piece` may be the beginning of the field."""
+    def open_length(self, piece: bytes) -> int:
+        """The number of bytes at the end of `piece` that may be the beginning of the field."""
         if piece.endswith((b"\n", b"}")):
             return 0
         longest = min(len(piece), len(self.found[1]) - 1)
-        return next((size for size in range(longest, 0, -1) if self._begins_with(piece[-size:])), 0)
+        return next((size for size in range(longest, 0, -1) if self._may_begin_with(piece[-size:])), 0)
 
-    def _begins_with(self, end: bytes) -> bool:
+    def _may_begin_with(self, end: bytes) -> bool:
         return any(found.startswith(end) for found in self.found)
 
 
@@ -62,31 +62,31 @@ def renaming(worker_name: str, requested_name: str) -> Renaming:
 
 
 class Rename(Filter):
-    """Puts the asked name into an answer."""
+    """Puts the requested name into an answer."""
 
     def __init__(self, names: Renaming) -> None:
         self._names = names
-        self._is_whole = False  # no stream: it is kept, as long as it isn't large
-        self._begun = b""  # of a piece that ended within what is replaced
+        self._is_whole = False  # no stream: the answer is kept, unless it is large
+        self._pending = b""  # the end of a piece, possibly the beginning of the field
 
     def head(self, head: Head) -> Use:
         """See Filter."""
         if head.is_encoded or not head.content_type.startswith(_TYPES):
             return Use.NONE
         self._is_whole = head.content_type.partition(b";")[0].strip() == _TYPES[0]
-        head.changes_body()  # another name may be longer
+        head.changes_body()  # the new name may have another length
         return Use.PIECES
 
     def feed(self, piece: bytes) -> bytes:
         """See Filter."""
-        piece = self._begun + piece
-        self._is_whole = self._is_whole and len(piece) <= _WHOLE_LIMIT
+        piece = self._pending + piece
+        self._is_whole = self._is_whole and len(piece) <= _WHOLE_BYTES
         if not self._is_whole:
             piece = self._names.of(piece)
-        begun = len(piece) if self._is_whole else self._names.begun(piece)
-        self._begun = piece[len(piece) - begun :]
-        return piece[: len(piece) - begun]
+        kept = len(piece) if self._is_whole else self._names.open_length(piece)
+        self._pending = piece[len(piece) - kept :]
+        return piece[: len(piece) - kept]
 
     def end(self) -> bytes:
         """See Filter."""
-        return self._names.of_whole(self._begun) if self._is_whole else self._names.of(self._begun)
+        return self._names.of_whole(self._pending) if self._is_whole else self._names.of(self._pending)

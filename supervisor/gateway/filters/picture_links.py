@@ -1,6 +1,6 @@
 """Addresses of pictures in answers, instead of the pictures. The daemon keeps the pictures and serves them at these addresses.
 
-Workers know nothing of addresses. A worker that was asked for them answers with the pictures and marks the answer
+Workers make no addresses. A worker answers a request for addresses with the pictures, and marks the answer
 (`runtimes.shared.pictures`).
 """
 
@@ -22,8 +22,8 @@ from supervisor.host.store.picture_store import PictureStore
 from supervisor.host.store.request_buffer import Bytes
 
 PREFIX: Final = "/v1/images/files/"
-_BARE: Final = ("/images/generations", "/images/edits", "/images/variations")
-PATHS: Final = frozenset({*_BARE, *(f"/v1{path}" for path in _BARE)})
+_PATHS: Final = ("/images/generations", "/images/edits", "/images/variations")
+PATHS: Final = frozenset({*_PATHS, *(f"/v1{path}" for path in _PATHS)})
 """Paths whose answers may have pictures."""
 _HEADER: Final = HEADER.encode()
 _KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}  # by a file's first bytes
@@ -37,22 +37,22 @@ class PictureLinks(Filter):
         self._base = base_url(scope) if public_url is None else public_url.rstrip("/")
 
     def head(self, head: Head) -> Use:
-        """See Filter. Raises InvalidRequestError where no pictures are kept."""
+        """See Filter. Raises InvalidRequestError if no pictures are kept."""
         if (_HEADER, b"url") not in head.headers:
             return Use.NONE
         if not self._store.is_on:
-            raise _not_kept()
+            raise _not_kept_error()
         head.changes_body(b"application/json")
         head.headers.remove((_HEADER, b"url"))
         return Use.WHOLE
 
     async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
-        linked = await asyncio.to_thread(self._written, body)
+        linked = await asyncio.to_thread(self._with_links, body)
         asyncio.get_running_loop().call_later(self._store.keep_s + 1, self._store.expire)
         return linked
 
-    def _written(self, body: Bytes) -> bytes:
+    def _with_links(self, body: Bytes) -> bytes:
         """The answer with addresses. Blocks. Raises LlmuxError."""
         try:
             answer: dict[str, Any] = msgspec.json.decode(body)
@@ -67,18 +67,18 @@ class PictureLinks(Filter):
 
 
 def refuse_links(response_format: bytes | None) -> None:
-    """Raises InvalidRequestError for a request for addresses, before anything is drawn: this daemon keeps no pictures."""
+    """Raises InvalidRequestError for a request for addresses, before a picture is made: this daemon keeps no pictures."""
     if response_format == b'"url"':
-        raise _not_kept()
+        raise _not_kept_error()
 
 
-def _not_kept() -> InvalidRequestError:
+def _not_kept_error() -> InvalidRequestError:
     return InvalidRequestError(
         "No pictures are kept here (limits.pictures_mib); ask for b64_json.", param=RESPONSE_FORMAT
     )
 
 
 def base_url(scope: Scope) -> str:
-    """The address by which a request's client reaches this daemon; empty where it is unknown, as in jobs."""
+    """The address by which a request's client reaches this daemon; empty if unknown, as in jobs."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     return f"{scope.get('scheme', 'http')}://{host.decode('latin-1')}" if host else ""

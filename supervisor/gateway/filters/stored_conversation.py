@@ -1,4 +1,4 @@
-"""A request of a conversation that llmux remembers: it may continue earlier turns, and its answer may be kept.
+"""A request of a stored conversation: the request may continue earlier turns, and its answer may be stored.
 
 A worker gets the whole conversation, as if the client had sent it: see `Dialect.conversation`.
 """
@@ -16,19 +16,19 @@ from supervisor.host.store.response_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ConversationStore:
-    """The store of responses, as one request may use it: the owner of the responses that it may read, and its own response."""
+    """One request's access to the store of responses: the owner of the readable responses, and the request's own response."""
 
     store: ResponseStore
-    bodies: BodyBudget  # for what is kept of the request until its answer is there, and of that
-    owner: str | None  # its key's id
-    is_admin: bool  # all may be found
-    response: str | None = None  # the name of the one that it generates in the background
+    bodies: BodyBudget  # for the kept parts of the request and its answer
+    owner: str | None  # the id of the request's key
+    is_admin: bool  # may the request read the responses of all owners?
+    response: str | None = None  # the name of the response that the request generates in the background
     times: Times | None = None  # of the request
 
 
 class StoredConversation(Filter):
-    """Keeps one request's complete answer, and adds to it the fields that the worker can't know. `release` it at the end."""
+    """Stores one request's complete answer, and adds fields to it that the worker doesn't know. Call `release` at the end."""
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Release everything that is kept of the request."""
+        """Release all that is kept of the request."""

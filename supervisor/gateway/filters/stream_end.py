@@ -1,4 +1,4 @@
-"""Judges at its end whether a worker's stream of events is complete, by the end that its API prescribes.
+"""Checks at the end of a worker's event stream whether the stream is complete, by the last events that its API prescribes.
 
 An incomplete stream never looks complete: its client gets an error instead of the end, and its request counts as failed.
 """
@@ -35,17 +35,17 @@ _ENDS: Final = {
 END_OF: Final[Mapping[str, re.Pattern[bytes]]] = {
     each: end for path, end in _ENDS.items() for each in (path, *aliases_of(path))
 }
-"""Patterns that match the end of a complete stream, by path, where they are known."""
-_OVERLAP: Final = 64  # bytes of what says that a stream is complete
+"""Path → the pattern that matches the end of a complete stream, where known."""
+_OVERLAP: Final = 64  # bytes; no match of these patterns is longer
 _EVENT: Final = re.compile(
     rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
 )
 _STATUSES: Final = {"invalid_request_error": 400, "rate_limit_error": 429, "overloaded_error": 503}  # Anthropic's
-_FIELDS: Final = msgspec.json.Decoder(dict[str, object]).decode
+_decode_fields: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class StreamFailedError(UpstreamError):
-    """The worker ended its stream with an error, which the client has got."""
+    """The worker ended its stream with an error, which the client has received."""
 
 
 class StreamJudge:
@@ -56,11 +56,11 @@ class StreamJudge:
     def __init__(self, end: re.Pattern[bytes]) -> None:
         """`end`: see `END_OF`."""
         self._end = end
-        self._is_finished = False  # a piece said so of which the tail lacks a part
-        self._pending = b""  # the beginning of a line that may tell clients to stop reading
+        self._is_finished = False  # a large piece matched; the tail doesn't have all of such a piece
+        self._pending = b""  # possibly the beginning of a `[DONE]` line, after which clients stop reading
 
     def passed(self, piece: bytes, is_last: bool, tail: Callable[[], bytes]) -> tuple[bytes, LlmuxError | None]:
-        """The part of the next piece that passes, and the error that ends the stream then. `tail` gives the end of the passed part."""
+        """The part of the next piece that passes, and the error that then ends the stream. `tail` returns the end of the passed bytes."""
         if self._pending:
             piece, self._pending = self._pending + piece, b""
         if len(piece) > TAIL_BYTES:
@@ -70,7 +70,7 @@ class StreamJudge:
                 return found
             done = _DONE_LINE.search(piece)
             if is_last or done is not None:
-                error = self._judged(tail() + piece)
+                error = self._error_at_end(tail() + piece)
                 return (piece if error is None or done is None else piece[: done.start()]), error
         elif not piece.endswith(b"\n"):
             line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]
@@ -78,15 +78,15 @@ class StreamJudge:
                 piece, self._pending = piece[: -len(line)], line
         return piece, None
 
-    def _judged(self, tail: bytes) -> LlmuxError | None:
-        """The error of a stream with this end; None for a complete one."""
+    def _error_at_end(self, tail: bytes) -> LlmuxError | None:
+        """The error of a stream with this end; None for a complete stream."""
         if _error_in(tail) is not None or _FAILED.search(tail) is not None:
             return StreamFailedError("The worker ended its answer with an error.", code="upstream_error")
         return None if self._is_finished or self._end.search(tail) is not None else UpstreamError(INCOMPLETE)
 
 
 def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
-    """If an event of this piece is a worker's error: the part before it, and the error, for the client's own dialect."""
+    """If an event of this piece is a worker's error: the part before that event, and the error, for the client's own dialect."""
     if b"error" not in piece:
         return None
     for found in _EVENT.finditer(piece):
@@ -94,7 +94,7 @@ def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
         if not is_error and b'"error"' not in found["data"]:
             continue
         try:
-            fields = _FIELDS(found["data"])
+            fields = _decode_fields(found["data"])
         except UNREADABLE:
             continue
         if error := fields.get("error") or (fields if is_error else None):
@@ -103,14 +103,16 @@ def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
 
 
 def is_reason(finish_reason: str | None) -> bool:
-    """Does a choice with this `finish_reason` say that it is complete?"""
+    """Does this `finish_reason` mean that a choice is complete?"""
     return bool(finish_reason) and finish_reason not in _ABORTED
 
 
 def failure(error: object) -> WorkerAnswerError:
-    """An error at the end of a worker's stream, as the error answer that would say the same."""
+    """An error at the end of a worker's stream, as the corresponding error answer."""
     code, kind = (error.get("code"), error.get("type")) if isinstance(error, dict) else (None, None)
     status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
-    status = code if isinstance(code, int) and 400 <= code < 600 else status  # llama.cpp and vLLM put it there
+    status = (
+        code if isinstance(code, int) and 400 <= code < 600 else status
+    )  # the status, in llama.cpp's and vLLM's errors
     meant, body = restated(status, msgspec.json.encode({"error": error}))
     return upstream_error(meant, b"application/json", body)

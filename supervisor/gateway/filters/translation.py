@@ -1,12 +1,11 @@
 """Translation of paths that a worker doesn't serve: requests become canonical, and canonical responses become the dialect's.
 
-Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it can map. It is used for the models whose
-workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
+The canonical API is OpenAI's. A dialect has a `Translation` for each path that it can map. The translation is used for models whose
+workers don't serve the path themselves; for other models, and on every other path, the bytes stay unchanged. Errors are not
 translated here: the dialect renders them, see `Dialect.error`.
 
-A `TargetedTranslation` depends on the model that answers, or on the times of the request. A request whose path belongs to another
-API, which workers speak, needs one too: it is translated even where its worker serves the path, see
-`Dialect.required_translation`.
+A `TargetedTranslation` depends on the model that answers, or on the times of the request. A request in another form than its path's
+API, which workers speak, needs one too: it is translated even if its worker serves the path, see `Dialect.required_translation`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from supervisor.catalog.models.rewrite import Fields
 from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
 from supervisor.host.store.request_buffer import Bytes
 
-SAME_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {}
-)  # the names of `AnswerTranslation` where they are the client's
-MOST_SHOWN: Final = 20  # of the fields without effect
+SAME_NAMES: Final[Mapping[str, str]] = MappingProxyType({})  # `AnswerTranslation.names` without differences
+MOST_SHOWN: Final = 20  # fields without effect
 _TEMPLATE: Final = "chat_template_kwargs"
-_EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
-_BEYOND: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
+_EFFORT: Final = "reasoning_effort"  # for models with levels of reasoning
+_EXTRA_PARAMETERS: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
 """Parameters beyond OpenAI's that translations may produce."""
 
 
@@ -45,7 +42,7 @@ class StreamTranslation(Protocol):
 
     @property
     def gathered(self) -> int:
-        """About how many bytes of the stream it keeps in memory."""
+        """The approximate number of the stream's bytes that the translation keeps in memory."""
 
 
 class AnswerTranslation(Protocol):
@@ -68,7 +65,7 @@ class AnswerTranslation(Protocol):
         """The canonical names of fields → the client's names for them, where these differ."""
 
     def answer(self, body: bytes) -> bytes:
-        """The dialect's answer for a whole canonical one. Raises UpstreamError for anything but a canonical answer."""
+        """The dialect's answer for a whole canonical answer. Raises UpstreamError for any other body."""
 
     def stream(self) -> StreamTranslation:
         """The translation of a stream that begins now."""
@@ -84,20 +81,20 @@ class Translation(Protocol):
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """The canonical request's top-level fields, and the translation of its answers. Raises InvalidRequestError.
 
-        `model` names the model in both requests. Strings may hold marks for parts that were cut out of a large body: the translation
-        copies them as a whole, also within JSON that becomes a string itself. A text that it appends to another begins with a line
-        break. A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
+        `model` names the model in both requests. Strings may have marks for parts that were cut out of a large body: the translation
+        must copy such strings as a whole, also within JSON that becomes a string itself. A text appended to another must begin with a
+        line break. A private field (`x_keep_alive_s`) that the translation adds counts as if the client had sent it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """What a translation may need to know about the model that answers. The defaults describe an unknown model."""
+    """The facts about the answering model that a translation may need. The defaults describe an unknown model."""
 
-    name: str = ""  # as the client asked for it
-    thinking: Thinking | None = CHAT_TEMPLATE  # how to switch reasoning; None: it can't be
-    thinking_modes: Sequence[str] = ("default", "enabled", "disabled")  # what a request may choose
-    multi_turn: bool | None = None  # None: it can't be told
+    name: str = ""  # the requested name
+    thinking: Thinking | None = CHAT_TEMPLATE  # how to switch reasoning; None: impossible
+    thinking_modes: Sequence[str] = ("default", "enabled", "disabled")  # the modes that a request may choose
+    multi_turn: bool | None = None  # None: unknown
     decoding: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as `Adapter.decoding`
     translates: bool = False  # from one language into another, and does nothing else
 
@@ -106,7 +103,7 @@ class Adapted:
     """A translation of one request to one model.
 
     `chat_template_kwargs.enable_thinking` becomes the model's own switch, and parameters beyond OpenAI's get the worker's names
-    (`Adapter.decoding`). After a request, `ignored` has the fields that it couldn't map, by the client's names.
+    (`Adapter.decoding`). After a request, `ignored` has the fields that couldn't be mapped, by the client's names.
     """
 
     def __init__(self, translation: Translation, target: TargetModel) -> None:
@@ -114,13 +111,13 @@ class Adapted:
         self.ignored: list[str] = []
         self._translation = translation
         self._thinking = target.thinking
-        self._only = target.thinking_modes[0] if len(target.thinking_modes) == 1 else None
+        self._only_mode = target.thinking_modes[0] if len(target.thinking_modes) == 1 else None
         self._decoding = target.decoding
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         chat_fields, answers = self._translation.request(fields)
-        for name in sorted(_BEYOND & chat_fields.keys()):
+        for name in sorted(_EXTRA_PARAMETERS & chat_fields.keys()):
             worker_names, value = self._decoding.get(name, ()), chat_fields.pop(name)
             chat_fields |= dict.fromkeys(worker_names, value)
             self.ignored += () if worker_names else called([name], answers.names)
@@ -131,7 +128,7 @@ class Adapted:
             del chat_fields[_TEMPLATE]
             self.ignored += () if _EFFORT in chat_fields else called([_TEMPLATE], answers.names)
             return chat_fields, answers
-        if self._only == ("disabled" if wanted else "enabled"):
+        if self._only_mode == ("disabled" if wanted else "enabled"):
             self.ignored += called([_TEMPLATE], answers.names)
         if self._thinking != CHAT_TEMPLATE:
             del chat_fields[_TEMPLATE]
@@ -150,24 +147,24 @@ _switch: Final = msgspec.json.Decoder(_Switch).decode
 
 
 class Times(Protocol):
-    """When a request reached each station, on the clock of `time.monotonic`. Later times are None until then."""
+    """The times of a request, on the clock of `time.monotonic`; None: not yet."""
 
     @property
     def arrived_at(self) -> float:
-        """When it reached the daemon."""
+        """The arrival at the daemon."""
 
     @property
     def entered_at(self) -> float | None:
-        """When it reached its model's queue."""
+        """The entry into its model's queue."""
 
     @property
     def admitted_at(self) -> float | None:
-        """When it reached the worker that answers."""
+        """The admission to the answering worker."""
 
 
 @runtime_checkable
 class TargetedTranslation(Protocol):
-    """Translates requests to one path by facts about their model, or with answers that report how long they took.
+    """Translates requests to one path by facts about their model, or with answers that report their times.
 
     Stateless.
     """
@@ -177,12 +174,12 @@ class TargetedTranslation(Protocol):
         """The canonical path."""
 
     def of(self, target: TargetModel, times: Times) -> Translation:
-        """The translation of one request to this model. `times` are read when the answer comes."""
+        """The translation of one request for this model. `times` are read when the answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """An `AnswerTranslation` of the output of another one, which translates the worker's answer first."""
+    """Two `AnswerTranslation`s in sequence: `first` translates the worker's answer, `then` its output."""
 
     first: AnswerTranslation
     then: AnswerTranslation
@@ -199,7 +196,7 @@ class Chained:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """The fields of both, by the client's names."""
+        """The fields without effect of both translations, by the client's names."""
         return (*self.then.ignored, *called(self.first.ignored, self.names))
 
     @property
@@ -241,16 +238,16 @@ def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def shown(names: Sequence[str]) -> list[str]:
-    """Names of fields without effect, safe to show, each once; and how many more there are.
+    """Names of fields without effect, safe to show, each once; and the number of further names.
 
-    Clients choose the names: only plain characters are repeated, and only of some names.
+    Clients choose the names: only plain characters are shown, and at most `MOST_SHOWN` names.
     """
-    each = dict.fromkeys(names)
+    unique = dict.fromkeys(names)
     listed = [
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
-        for name in islice(each, MOST_SHOWN)
+        for name in islice(unique, MOST_SHOWN)
     ]
-    return listed if len(each) <= MOST_SHOWN else [*listed, f"and {len(each) - MOST_SHOWN} more"]
+    return listed if len(unique) <= MOST_SHOWN else [*listed, f"and {len(unique) - MOST_SHOWN} more"]
 
 
 def ignored_header(names: Sequence[str]) -> str:
@@ -259,7 +256,7 @@ def ignored_header(names: Sequence[str]) -> str:
 
 
 class Translate(Filter):
-    """Turns a canonical answer into the dialect's."""
+    """Translates a canonical answer into the dialect's."""
 
     translates = True
 
@@ -297,11 +294,11 @@ class Translate(Filter):
 
 
 class Repair(Filter):
-    """Adds to an answer what its worker leaves out: see `Dialect.repair`."""
+    """Adds fields to an answer that its worker leaves out: see `Dialect.repair`."""
 
     def __init__(self, stream: StreamTranslation) -> None:
         self._stream = stream
-        self.feed = stream.feed  # type: ignore[method-assign]  # as they are
+        self.feed = stream.feed  # type: ignore[method-assign]  # unchanged
         self.end = stream.end  # type: ignore[method-assign]
 
     @property

@@ -29,7 +29,7 @@ from supervisor.gateway.head import LOAD_FEEDBACK, TIMEOUT, TRACE
 from supervisor.gateway.head import PRIORITY as PRIORITY_HEADER
 from supervisor.gateway.head import TENANT as TENANT_HEADER
 from supervisor.gateway.identity.accounts import accounts_of
-from supervisor.gateway.identity.trace_context import begun, trace_of
+from supervisor.gateway.identity.trace_context import new_trace, trace_of
 from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.caching import CacheDirective, cache_directive_of
 from supervisor.host.upstream.upstream import Headers
@@ -81,7 +81,7 @@ class Identifying:
             request.demand, cycle.profile, _ = known
             request.cache = self._default_directive
         if self._catalog.server.traces:
-            request.trace, request.span_id = request.trace or begun(), secrets.token_hex(8)
+            request.trace, request.span_id = request.trace or new_trace(), secrets.token_hex(8)
         if request.demand.tenant:
             self._arrived(request.demand.tenant)
 

@@ -32,6 +32,6 @@ def trace_of(value: bytes) -> TraceContext | None:
     return TraceContext(trace_id, parent_id, bool(int(flags, 16) & 1))
 
 
-def begun() -> TraceContext:
+def new_trace() -> TraceContext:
     """A new trace, which begins at llmux."""
     return TraceContext(secrets.token_hex(16), None, is_sampled=True)

@@ -1,8 +1,8 @@
 """Turns pictures and documents in a conversation into text, for a model that takes neither.
 
 Agents read files with a tool, and the content stays in the conversation: a picture that a model refuses would be refused
-with every later turn. So a picture that isn't in the user's last word becomes a short text, and a document becomes its own text.
-This happens to conversations as clients send them, in any API's shape, before they are translated.
+with every later turn. So a picture that isn't in the user's last message becomes a short text, and a document becomes its own text.
+This happens before translation, to conversations in any API's shape.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 Json = dict[str, Any]
-Whole = Callable[[str], Awaitable[str]]
-"""Returns a whole text, of which the outline may have only a mark."""
+RestoreText = Callable[[str], Awaitable[str]]
+"""Restores a text that was cut: condensed JSON may have a mark for a part of the text."""
 TextOf = Callable[[bytes], Awaitable[str]]
 """Returns the text of a PDF. Raises InvalidRequestError."""
 
@@ -31,7 +31,7 @@ _ELSEWHERE: Final = "send the document itself, in base64; llmux opens no address
 
 
 def may_have_any(fields: Fields) -> bool:
-    """May a request's conversation contain pictures or documents, so that it must be decoded? Rarely."""
+    """May a request's conversation contain pictures or documents, so that it must be decoded? For most requests: no."""
     given = fields.get("messages", fields.get("input"))
     if given is None:
         return False
@@ -46,8 +46,8 @@ class Place:
     content: list[Any]
     index: int
     name: str  # such as `messages[3].content[1]`
-    text_type: str  # the type of a text part in this place
-    is_last_word: bool = False  # is it in the user's last message, without an answer yet?
+    text_type: str  # the type of a text part at this place
+    is_last_user_message: bool = False  # is it in the user's last message, without an answer yet?
 
     @property
     def part(self) -> Json:
@@ -66,42 +66,42 @@ class Place:
 
 
 def places(messages: Sequence[Any], field: str) -> Iterator[Place]:
-    """The parts of all messages, or items, also those within results of tools."""
-    last = _last_words(messages)
+    """The parts of all messages, or items, also the parts within tool results."""
+    last = _last_user_messages(messages)
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
         for key in ("content", "output"):
             text_type = "input_text" if field == "input" else "text"
-            for place in _parts(message.get(key), f"{field}[{at}].{key}", text_type):
-                place.is_last_word = at in last
+            for place in _content_places(message.get(key), f"{field}[{at}].{key}", text_type):
+                place.is_last_user_message = at in last
                 yield place
 
 
-def _parts(content: object, name: str, text_type: str) -> Iterator[Place]:
+def _content_places(content: object, name: str, text_type: str) -> Iterator[Place]:
     for at, part in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(part, dict):
             continue
         if part.get("type") == "tool_result":
-            yield from _parts(part.get("content"), f"{name}[{at}].content", text_type)
+            yield from _content_places(part.get("content"), f"{name}[{at}].content", text_type)
         else:
             assert isinstance(content, list)
             yield Place(content, at, f"{name}[{at}]", text_type)
 
 
-def _last_words(messages: Sequence[Any]) -> range:
-    """The positions of the user's last messages, without an answer yet; none after a tool's result, to which they belong."""
+def _last_user_messages(messages: Sequence[Any]) -> range:
+    """The positions of the user's last messages, if unanswered; none after a tool's result, because they belong to the result."""
     end = len(messages)
-    while end and _speaker(messages[end - 1]) in ("system", "developer", "reasoning"):
+    while end and _role_of(messages[end - 1]) in ("system", "developer", "reasoning"):
         end -= 1
     begin = end
-    while begin and _speaker(messages[begin - 1]) == "user":
+    while begin and _role_of(messages[begin - 1]) == "user":
         begin -= 1
-    return range(0) if begin and _speaker(messages[begin - 1]) == "tool" else range(begin, end)
+    return range(0) if begin and _role_of(messages[begin - 1]) == "tool" else range(begin, end)
 
 
-def _speaker(message: object) -> object:
-    """The role of a message; `tool` for a tool's result in any API's shape."""
+def _role_of(message: object) -> object:
+    """A message's role; `tool` for a tool's result in any API's shape."""
     if not isinstance(message, dict):
         return None
     content, kind = message.get("content"), str(message.get("type"))
@@ -112,28 +112,28 @@ def _speaker(message: object) -> object:
 
 
 def without_pictures(messages: Sequence[Any], field: str, refusal: str, *, refused: bool = False) -> list[str]:
-    """Replace each picture by a text that says so. Returns the pictures' names.
+    """Replace each picture by a text that mentions it. Returns the pictures' names.
 
-    Raises InvalidRequestError for a picture in the user's last word; with `refused`, for any picture.
+    Raises InvalidRequestError for a picture in the user's last message; with `refused`, for any picture.
     """
     named: list[str] = []
     for place in places(messages, field):
         if place.kind in PICTURES:
-            _refuse_last_word(field, refusal, is_last_word=refused or place.is_last_word)
+            _refuse_picture(field, refusal, is_last_user_message=refused or place.is_last_user_message)
             place.say(UNSEEN)
             named.append(place.name)
-    last = _last_words(messages)
+    last = _last_user_messages(messages)
     for at, message in enumerate(messages):
         if isinstance(message, dict) and isinstance(message.get("images"), list) and message["images"]:  # Ollama's
-            _refuse_last_word(field, refusal, is_last_word=refused or at in last)
+            _refuse_picture(field, refusal, is_last_user_message=refused or at in last)
             del message["images"]
             message["content"] = "\n".join(filter(None, (str(message.get("content") or ""), UNSEEN)))
             named.append(f"{field}[{at}].images")
     return named
 
 
-def _refuse_last_word(field: str, refusal: str, *, is_last_word: bool) -> None:
-    if is_last_word:
+def _refuse_picture(field: str, refusal: str, *, is_last_user_message: bool) -> None:
+    if is_last_user_message:
         raise InvalidRequestError(f"Could not process image: {refusal}", code="modality_unsupported", param=field)
 
 
@@ -154,28 +154,28 @@ class Document:
         self.place.say(f"Document: {self.title}\n\n{text or _NO_TEXT}")
 
 
-async def read_documents(messages: Sequence[Any], field: str, whole: Whole, text_of: TextOf) -> bool:
-    """Replace all documents by their texts. Was there any?
+async def read_documents(messages: Sequence[Any], field: str, whole: RestoreText, text_of: TextOf) -> bool:
+    """Replace all documents by their texts. Was there a document?
 
-    Raises InvalidRequestError for an unreadable document in the user's last word; any other becomes a text that says so.
+    Raises InvalidRequestError for an unreadable document in the user's last message; any other becomes the error's text.
     """
     found = [place for place in places(messages, field) if place.kind in DOCUMENTS]
     for place in found:
         try:
-            document = await _document(place, whole)
+            document = await _open_document(place, whole)
             document.read(document.text if document.data is None else await text_of(document.data))
         except InvalidRequestError as error:
-            if place.is_last_word:
+            if place.is_last_user_message:
                 raise
             place.say(f"[document: {error.message}]")
     return bool(found)
 
 
-async def _document(place: Place, whole: Whole) -> Document:
+async def _open_document(place: Place, whole: RestoreText) -> Document:
     part = place.part
     source = part.get("source") if part["type"] == "document" else part.get("file", part)
     if not isinstance(source, dict):
-        raise _refused(place, _ELSEWHERE)
+        raise _document_error(place, _ELSEWHERE)
     title = str(part.get("title") or source.get("filename") or part.get("filename") or "without a name")[:200]
     if source.get("type") == "content":
         blocks = source.get("content")
@@ -185,21 +185,21 @@ async def _document(place: Place, whole: Whole) -> Document:
         return Document(place, title, text="\n\n".join(text for text in texts if isinstance(text, str)))
     sent = source.get("data", source.get("file_data"))
     if not isinstance(sent, str):
-        raise _refused(place, _ELSEWHERE)
+        raise _document_error(place, _ELSEWHERE)
     sent = await whole(sent)
     if source.get("type") == "text":
         return Document(place, title, text=sent)
     try:
         data = base64.b64decode(sent.partition(",")[2] if sent.startswith("data:") else sent, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _refused(place, "its data is no base64.") from error
+        raise _document_error(place, "its data is no base64.") from error
     if data[:1024].lstrip().startswith(b"%PDF"):
         return Document(place, title, data=data)
     try:
         return Document(place, title, text=data.decode())
     except UnicodeDecodeError as error:
-        raise _refused(place, "it is neither a PDF nor text in UTF-8.") from error
+        raise _document_error(place, "it is neither a PDF nor text in UTF-8.") from error
 
 
-def _refused(place: Place, why: str) -> InvalidRequestError:
+def _document_error(place: Place, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"Could not process document: {why}", code="modality_unsupported", param=place.name)

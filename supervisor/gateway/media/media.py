@@ -1,16 +1,15 @@
-"""Media in prompts come to workers as `data:` URLs or plain base64, never by reference.
+"""Workers get media in prompts as `data:` URLs or plain base64, never by reference.
 
-Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt. So a client could reach what only this
-machine can reach, or read its files. A prompt's references are therefore found before a worker sees it: `media_loading`
-rejects them, or puts the content in their place where the configuration allows that.
+Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt. So a client could reach this machine's private
+network, or read its files. A prompt's references are therefore found before a worker gets the prompt: `media_loading` rejects
+them, or replaces them by the content if the configuration allows that.
 
-Text may contain URLs, unless the runtime says which texts are references (`TextReferences`). Else a reference is the value of
-a key whose name means loading, in any part of a prompt, whatever the part's `type`: some workers look at nothing but the key.
-Fields that only mention addresses may contain them: tools and their calls, citations, search results, and names such as
-`callback_url`.
+Text may contain URLs, unless the runtime defines texts as references (`TextReferences`). Otherwise a reference is the value of
+a key whose name means loading, in any part of a prompt, whatever the part's `type`: some workers check only the key. Fields that
+only mention addresses may contain them: tools and their calls, citations, search results, and names such as `callback_url`.
 
-Media that come as content may still be of a kind that a model doesn't take. A part says by its `type` what it is, wherever it
-stands: in a message, in a tool's result, in a document. `refuse_media` refuses these before the model is loaded for them.
+Media sent as content may still be of a kind that a model doesn't take. The `type` of a part gives its kind, in a message, in a
+tool's result and in a document. `refuse_media` refuses such parts before the model is loaded for them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from supervisor.catalog.models.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
 
-_LOADED: Final = re.compile(
+_LOADING_KEY: Final = re.compile(
     r"(?!(?i:callback|notification|redirect|return|status|webhook)_?(?i:ur[li]s?)$)"
     r"(?:(?i:(?:.*_)?(?:image|img|audio|video|media|file|data|input|init|ref|source|document)*"
     r"(?:ur[li]|src|data|media|image|audio|video|file|path|mask)s?(?:\[\])?)"
@@ -37,9 +36,9 @@ _LOADED: Final = re.compile(
     r"|.*(?:U(?i:r[li])|S(?i:rc)|D(?i:ata)|M(?i:edia)|I(?i:mage)|A(?i:udio)|V(?i:ideo)|F(?i:ile)|P(?i:ath))[sS]?)",
     re.DOTALL,
 )
-"""Without case, as some workers read keys; they would also take `ſ` for `s`."""
+"""Case-insensitive, because some workers read keys so; these would also accept `ſ` for `s`."""
 _PATH: Final = re.compile(r"(?i:(?:.*_)?(?:image|audio|video|media|file|data)*paths?)|.*P(?i:aths?)", re.DOTALL)
-_LONGEST_KEY: Final = 100  # the end of a longer one tells
+_LONGEST_KEY: Final = 100  # of a longer key, only the end is checked
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=_\s-]*+", re.ASCII)
 _INERT_FIELDS: Final = frozenset(
@@ -64,29 +63,29 @@ _MEDIA: Final[Mapping[str, tuple[str, Modality | None]]] = {
     **dict.fromkeys(("image_url", "input_image", "image"), ("images", "image")),
     **dict.fromkeys(("video_url", "input_video", "video"), ("video", "image")),  # without images, no video
     **dict.fromkeys(("audio_url", "input_audio", "audio"), ("audio", "audio")),
-    **dict.fromkeys(("document", "file", "input_file"), ("documents", None)),  # no runtime opens them
+    **dict.fromkeys(("document", "file", "input_file"), ("documents", None)),  # no runtime opens documents
 }
-"""Types of parts → the media that they are, and the modality that a model needs for them."""
+"""Types of parts → the media's name, and the modality that a model needs for them."""
 _INERT_TYPE: Final = re.compile(
     r"(?:input_|output_)?text|refusal|(?:redacted_)?thinking|reasoning|web_(?:search|fetch)_result|.*(?:_call|tool_use)",
     re.DOTALL,
 )
-"""Parts in which nothing lies deeper that is loaded, except below `_NESTING_KEYS` and keys that mean loading."""
+"""Types of parts without nested references, except below `_NESTING_KEYS` and keys that mean loading."""
 _INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "tools", "metadata"})
-_NESTING_KEYS: Final = frozenset({"content", "output"})  # a prompt's parts may lie below these, whatever a type claims
-_PLAIN_WORDS: Final = MappingProxyType(
+_NESTING_KEYS: Final = frozenset({"content", "output"})  # these may have a prompt's parts below them, whatever the type
+_INERT_KEYS_BY_TYPE: Final = MappingProxyType(
     {"url": re.compile(r"web_(?:search|fetch)_result"), "data": re.compile(r"redacted_thinking|reasoning\..*")}
 )
 """Keys that mean no loading in parts of these types."""
-_BARE: Final = frozenset({"data", "base64"})
-"""Keys whose content is base64 without more: those of sounds."""
+_PLAIN_BASE64_KEYS: Final = frozenset({"data", "base64"})
+"""Keys whose content is plain base64 without a `data:` prefix: those of sounds."""
 _SHORTEST: Final = len('{"url":"a:"}')
-_NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
-_USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
-_JOINED: Final = frozenset({"content", "text"})  # chat templates put such texts one behind the other
-_SLICE: Final = 1 << 20  # characters looked at between two turns of the loop
-_STEPS: Final = 1000  # values looked at between two turns of the loop
-_LARGE: Final = 64 * 1024  # a field that takes a noticeable time to decode
+_NUMBER_LIST: Final = re.compile(rb"[\[\s]*[-\d]")
+_USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # these need no check
+_JOINED_KEYS: Final = frozenset({"content", "text"})  # chat templates join such texts
+_SLICE: Final = 1 << 20  # characters checked between two turns of the loop
+_STEPS_PER_TURN: Final = 1000  # values checked between two turns of the loop
+_LARGE_BYTES: Final = 64 * 1024  # a larger field takes a noticeable time to decode
 _USUAL_FIELDS: Final = frozenset(
     [
         "model",
@@ -114,13 +113,13 @@ _USUAL_FIELDS: Final = frozenset(
         "dimensions",
     ]
 )
-"""No key here may match `_LOADED`."""
+"""No key here may match `_LOADING_KEY`."""
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of text only. Never add a field here that can hold an object, or that `_LOADED` matches.
+    """A message of text only. Never add a field here that can have an object, or that `_LOADING_KEY` matches.
 
-    What is missing stays so when it is encoded.
+    Encoding leaves missing fields out.
     """
 
     role: str
@@ -128,30 +127,32 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     name: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-_Inside = tuple[int | str, str, bool, Any]
-"""A value in a list or an object: its index, its key, whether that means loading, itself."""
-_texts: Final = msgspec.json.Decoder(list[_Message]).decode
+_InnerValue = tuple[int | str, str, bool, Any]
+"""A value in a list or an object: its index, its key, whether the key means loading, and the value."""
+_decode_messages: Final = msgspec.json.Decoder(list[_Message]).decode
 _encode: Final = msgspec.json.Encoder().encode
 _ESCAPED_COLON: Final = re.compile(rb"(?<!\\)(?:\\\\)*+\\u003[aA]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Something that a worker would load from elsewhere, and where it stands in a request."""
+    """A value that would make a worker load something, and its place in a request."""
 
     field: str  # of the request
     place: dict[str, Any] | list[Any]
-    index: Any  # there: a number, or a key
+    index: Any  # in `place`: a number, or a key
     key: str
     text: str
 
     def replace(self, kind: str, content: str) -> None:
-        """Put content, in base64, in the reference's place, in the shape of its API. `kind` is its media type."""
+        """Replace the reference by content in base64, in the shape of its API. `kind` is the media type."""
         if isinstance(self.place, dict) and self.key == self.place.get("type") == "url":  # a source of Anthropic's
             del self.place["url"]
             self.place.update(type="base64", media_type=kind, data=content)
         else:
-            self.place[self.index] = content if self.key.casefold() in _BARE else f"data:{kind};base64,{content}"
+            self.place[self.index] = (
+                content if self.key.casefold() in _PLAIN_BASE64_KEYS else f"data:{kind};base64,{content}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,24 +169,24 @@ class InText(Reference):
 
 
 class Texts:
-    """All texts of a JSON request, for a worker that takes some of them for references."""
+    """All texts of a JSON request, for a worker that reads references within texts."""
 
     def __init__(self, marks: TextReferences) -> None:
         self._marks = marks
         self._edge = len(marks.begin) - 1
-        self._ends = ["", ""]  # of what came before, as a chat template may join texts: as they are, or trimmed
+        self._ends = ["", ""]  # of the texts before, since a chat template may join texts: untrimmed, and trimmed
 
     def of(
         self, fields: Fields, value: Callable[[str], Any], decoded: dict[str, Any]
     ) -> Iterator[tuple[str, Any, Any, str] | None]:
-        """Each text's field, place, index and key, in their order. None: other tasks may run now. See `references`.
+        """The field, place, index and key of each text, in order. None: other tasks may run now. See `references`.
 
         Raises InvalidRequestError for a reference in a key.
         """
         steps = 0
         for field, raw in fields.items():
             yield None
-            if memoryview(raw)[0] not in b'"[{' or (_NUMBERS.match(raw) and b'"' not in bytes(raw)):
+            if memoryview(raw)[0] not in b'"[{' or (_NUMBER_LIST.match(raw) and b'"' not in bytes(raw)):
                 continue
             if field not in decoded:
                 decoded[field] = value(field)
@@ -204,20 +205,20 @@ class Texts:
                 elif isinstance(item, list):
                     values += [(item, inner, key) for inner in range(len(item) - 1, -1, -1)]
                 steps += 1
-                if steps % _STEPS == 0:
+                if steps % _STEPS_PER_TURN == 0:
                     yield None
 
     def found(self, field: str, place: Any, index: Any, key: str, text: str) -> Iterator[InText | None]:
-        """The references in a whole text that are not content themselves. Call it for each text in turn.
+        """The references in a whole text that are not content themselves. Call this for each text, in order.
 
         Raises InvalidRequestError for half a reference, which another text could complete.
         """
         begin, end = self._marks.begin, self._marks.end
-        if text.startswith("data:") and means_loading(key):  # the worker puts the marks around it
+        if text.startswith("data:") and means_loading(key):  # the worker itself adds the marks
             if end in text:
                 raise refusal(key, "")
             return
-        if key in _JOINED:
+        if key in _JOINED_KEYS:
             for number, trimmed in enumerate((text, text.strip())):
                 cut = f"{trimmed[: self._edge]}\0{trimmed[-self._edge :]}" if len(trimmed) > self._edge else trimmed
                 joined = self._ends[number] + cut
@@ -243,32 +244,32 @@ class Texts:
 def references(
     fields: Fields, value: Callable[[str], Any], types: set[str], decoded: dict[str, Any]
 ) -> Iterator[Reference | None]:
-    """Look at a JSON request in slices: each None means that other tasks may run now.
+    """The references in a JSON request, found in slices: each None means that other tasks may run now.
 
-    `fields` are its top-level fields, `value` decodes one of them; decoded fields are put into `decoded`, where they may be
-    changed. Adds the `type` of every part to `types`. Raises InvalidRequestError for a key that stands twice in one object, and
-    the errors of `value`.
+    `fields` are its top-level fields, `value` decodes a field; decoded fields are put into `decoded`, where they may be
+    changed. Adds the `type` of every part to `types`. Raises InvalidRequestError for a duplicate key in an object, and the errors
+    of `value`.
     """
-    values: list[tuple[str, str, bool, Any]] = []  # its field, its key, whether that means loading, itself
+    values: list[tuple[str, str, bool, Any]] = []  # field, key, whether the key means loading, value
     for key, raw in fields.items():
         if key in _USUAL_FIELDS and len(raw) < _SHORTEST:
             continue
-        if len(raw) > _LARGE:
+        if len(raw) > _LARGE_BYTES:
             yield None
         is_nested = memoryview(raw)[0] in b"[{"
         if key in _USUAL_FIELDS and not is_nested:
             continue
-        if key == "messages" and (texts := _texts_of(raw)) is not None:
-            if len(raw) > _LARGE:
+        if key == "messages" and (texts := _decode_text_messages(raw)) is not None:
+            if len(raw) > _LARGE_BYTES:
                 yield None
-            if _is_as_long(texts, raw):
+            if _has_no_duplicates(texts, raw):
                 continue
-        if key in _INERT_FIELDS or (is_nested and _NUMBERS.match(raw) and b'"' not in bytes(raw)):
+        if key in _INERT_FIELDS or (is_nested and _NUMBER_LIST.match(raw) and b'"' not in bytes(raw)):
             continue
         is_loaded = key not in _USUAL_FIELDS and means_loading(key)
         if is_loaded or is_nested:
             found = decoded[key] = value(key)
-            if len(raw) > _LARGE:
+            if len(raw) > _LARGE_BYTES:
                 yield None
             refuse_duplicates(key, raw, found)
             if isinstance(found, list | dict):
@@ -279,14 +280,14 @@ def references(
     while values:
         field, key, is_loaded, item = values.pop()
         if isinstance(item, dict):
-            inside: Iterator[_Inside] = _entries(key, item)
+            inside: Iterator[_InnerValue] = _object_values(key, item)
             if isinstance(kind := item.get("type"), str):
                 types.add(kind)
         else:
-            inside = _items(key, item, is_loaded=is_loaded)
+            inside = _list_values(key, item, is_loaded=is_loaded)
         for index, inner_key, is_inner_loaded, inner in inside:
             steps += 1
-            if steps % _STEPS == 0:
+            if steps % _STEPS_PER_TURN == 0:
                 yield None
             if isinstance(inner, list | dict):
                 values.append((field, inner_key, is_inner_loaded, inner))
@@ -295,28 +296,28 @@ def references(
 
 
 def is_text(messages: msgspec.Raw) -> bool:
-    """Is a prompt text only? Most are; decoding it into just that type proves it quickly."""
-    texts = _texts_of(messages)
-    return texts is not None and _is_as_long(texts, messages)
+    """Is a prompt text only? Most prompts are; decoding the prompt into `_Message` shows that quickly."""
+    texts = _decode_text_messages(messages)
+    return texts is not None and _has_no_duplicates(texts, messages)
 
 
-def _texts_of(messages: msgspec.Raw) -> list[_Message] | None:
+def _decode_text_messages(messages: msgspec.Raw) -> list[_Message] | None:
     try:
-        return _texts(messages)
+        return _decode_messages(messages)
     except UNREADABLE:
         return None
 
 
-def _is_as_long(texts: list[_Message], messages: msgspec.Raw) -> bool:
-    """Is the encoded value as long as `raw` without blanks? If not, a key stood twice: no JSON of the same texts is shorter."""
+def _has_no_duplicates(texts: list[_Message], messages: msgspec.Raw) -> bool:
+    """Is the encoded value as long as `messages` without blanks? If not, there is a duplicate key: no JSON of these texts is shorter."""
     length = len(_encode(texts))
     return length == len(messages) or length == len(msgspec.json.format(messages, indent=-1))
 
 
 def refuse_duplicates(field: str, raw: msgspec.Raw, value: Any) -> None:
-    """Raises InvalidRequestError where an object in a field, which is decoded as `value`, has the same key twice.
+    """Raises InvalidRequestError if an object in a field, whose decoded value is `value`, has the same key twice.
 
-    Each key is followed by a colon. All others are within texts, where they may be escaped.
+    A colon follows each key. All other colons are within texts, where they may be escaped.
     """
     text = bytes(raw)
     colons = text.count(b":")
@@ -326,51 +327,53 @@ def refuse_duplicates(field: str, raw: msgspec.Raw, value: Any) -> None:
         raise InvalidRequestError(f'"{field[:50]}" has the same key twice in one object.', code="duplicate_key")
 
 
-def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
-    """The items of a list. The meaning of the list's `key` holds for them."""
+def _list_values(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_InnerValue]:
+    """The items of a list. The list's `key` applies to each item."""
     for index, item in enumerate(items):
         yield index, key, is_loaded, item
 
 
-def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
-    """The values of an object that may matter. `name` is its own key."""
+def _object_values(name: str, part: dict[str, Any]) -> Iterator[_InnerValue]:
+    """The values of an object that may be or contain references. `name` is the object's key."""
     kind = part.get("type")
     if not part.keys() <= _USUAL and any(key.casefold() == "type" != key for key in part):
-        kind = None  # whoever reads without case takes either
+        kind = None  # a case-insensitive worker may read the other key
     is_inert = isinstance(kind, str) and _INERT_TYPE.fullmatch(kind) is not None
     for key, value in part.items():
-        is_loaded = key not in _USUAL and means_loading(key) and not _only_says(name, kind, key)
+        is_loaded = key not in _USUAL and means_loading(key) and not _is_only_read(name, kind, key)
         if is_loaded or key.casefold() in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
             yield key, key, is_loaded, value
 
 
-def _only_says(name: str, kind: object, key: str) -> bool:
-    """Is an address or a text only there to be read: a search result's `url`, a text document's `data`?"""
-    if not isinstance(kind, str) or key not in _PLAIN_WORDS:
+def _is_only_read(name: str, kind: object, key: str) -> bool:
+    """Is a value never loaded, but only read: a search result's `url`, a text document's `data`?"""
+    if not isinstance(kind, str) or key not in _INERT_KEYS_BY_TYPE:
         return False
-    return _PLAIN_WORDS[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
+    return _INERT_KEYS_BY_TYPE[key].fullmatch(kind) is not None or (
+        name == "source" and kind == "text" and key == "data"
+    )
 
 
 def means_loading(key: str) -> bool:
-    """Would a worker load something by the value of this key?"""
-    return _LOADED.fullmatch(key[-_LONGEST_KEY:]) is not None
+    """May a worker load something by the value of this key?"""
+    return _LOADING_KEY.fullmatch(key[-_LONGEST_KEY:]) is not None
 
 
 def is_content(key: str, text: str) -> bool:
     """Is this value content itself, a `data:` URL or base64, instead of a reference? Its `key` means loading."""
     if text[:64].lstrip()[:5].lower() == "data:":
         return True
-    if _BASE64.fullmatch(text) is None:  # a parser of URLs passes over tabs and the like in `ht\tp:`
+    if _BASE64.fullmatch(text) is None:  # a parser of URLs skips tabs and the like in `ht\tp:`
         return False
     text = text.lstrip()
     if _PATH.fullmatch(key):
         return not text
-    # A path may have only base64's characters, too. JPEG begins with `/9j/`; MP3 with `//`, and as `data` alone.
+    # A path may also consist of base64's characters. JPEG begins with `/9j/`; MP3 with `//`, and only under the key `data`.
     return not text.startswith("/") or text.startswith("/9j/") or (key.casefold() == "data" and text.startswith("//"))
 
 
 def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
-    """The error for a reference of a kind that is never loaded, or anywhere while loading is off. `otherwise`: another remedy."""
+    """The error for a reference of a kind that is never loaded, or for any while loading is off. `otherwise`: another remedy."""
     scheme = _SCHEME.match(text)
     what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
     return InvalidRequestError(
@@ -382,9 +385,9 @@ def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
 
 
 def refuse_media(types: Collection[str], name: str, inputs: frozenset[Modality] | None, param: str) -> None:
-    """Raises InvalidRequestError where the model called `name` doesn't take a part of one of these `types`.
+    """Raises InvalidRequestError if the model `name` doesn't take parts of one of these `types`.
 
-    `inputs`: the modalities that it takes; None: unknown.
+    `inputs`: the modalities that the model takes; None: unknown.
     """
     if inputs is None:
         return

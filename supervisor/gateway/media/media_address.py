@@ -1,6 +1,6 @@
-"""Addresses from which a prompt's media may come: the addresses that the configuration allows, read strictly.
+"""Addresses from which a prompt's media may be loaded: strict parsing, and the hosts that the configuration allows.
 
-The address that llmux requests is always rebuilt from the parts that it read, so no other program can read it differently.
+llmux requests an address rebuilt from the parsed parts, so no other program can parse it differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HTTPS: Final = re.compile(
 )
 _FILE: Final = re.compile(r"file://(?:localhost)?(?P<path>/[!\"$->@-\[\]-~]*)", re.IGNORECASE | re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_PUBLIC_V6: Final = ip_network("2000::/3")  # all that is assigned; with no IPv4 address within but in two parts of it
+_PUBLIC_V6: Final = ip_network("2000::/3")  # all assigned addresses; only two parts of it contain IPv4 addresses
 _NOT_PUBLIC: Final = tuple(
     map(
         ip_network,
@@ -56,7 +56,7 @@ class Address:
         return host if self.port == HTTPS_PORT else f"{host}:{self.port}"
 
     def redirected(self, location: str) -> Address | None:
-        """The address that this Location leads to from here; None for an address that may not be requested."""
+        """The address of a redirect to this Location; None for an address that may not be requested."""
         try:
             return read_address(urljoin(f"https://{self.authority}{self.target}", location))
         except ValueError:
@@ -64,11 +64,11 @@ class Address:
 
 
 def read_address(text: str) -> Address | None:
-    """An https address; None for anything else: users and passwords, unusual forms of an IP address, names not in ASCII."""
+    """An https address; None for any other text: with a user or password, an unusual form of an IP address, or non-ASCII names."""
     found = _HTTPS.fullmatch(text) if len(text) <= LONGEST else None
     if found is None:
         return None
-    host = _host(found["host"].lower())
+    host = _normalize_host(found["host"].lower())
     port = int(found["port"] or HTTPS_PORT)
     target = found["target"] or "/"
     if host is None or not 0 < port < 65536:
@@ -77,7 +77,7 @@ def read_address(text: str) -> Address | None:
 
 
 def read_file_address(text: str) -> Path | None:
-    """The path of a file: address; None for anything else."""
+    """The path of a file: address; None for any other text."""
     found = _FILE.fullmatch(text) if len(text) <= LONGEST else None
     if found is None:
         return None
@@ -92,13 +92,13 @@ class Allowlist:
         self._listed = set[tuple[str, int]]()
         for listed in hosts:
             name, _, port = listed.lower().rpartition(":") if re.search(r":\d+$", listed) else (listed.lower(), "", "")
-            self._listed.add((_host(name) or name, int(port or HTTPS_PORT)))
+            self._listed.add((_normalize_host(name) or name, int(port or HTTPS_PORT)))
 
     def __bool__(self) -> bool:
         return bool(self._listed)
 
     def allows(self, address: Address) -> bool:
-        """May this address be requested? An IP address only if it is listed itself."""
+        """May this address be requested? An IP address only if the list has that address."""
         if (address.host, address.port) in self._listed:
             return True
         if is_literal(address.host):
@@ -114,21 +114,21 @@ def is_literal(host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Is this a public IP address that leads to one machine, and contains no other address?"""
+    """Is this a public IP address of one machine, without another address embedded?"""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and found not in _PUBLIC_V6:
         return False
     return found.is_global and not found.is_multicast and not any(found in network for network in _NOT_PUBLIC)
 
 
-def _host(text: str) -> str | None:
-    """A host in the form in which hosts are compared; None for one that can't be requested."""
+def _normalize_host(text: str) -> str | None:
+    """A host in normalised form, for comparisons; None for a host that can't be requested."""
     try:
         if text.startswith("["):
             return str(IPv6Address(text[1:-1]))
         host = text.removesuffix(".")
         if is_literal(host):
-            return str(IPv4Address(host))  # of which there are four decimal numbers, without zeros in front
+            return str(IPv4Address(host))  # accepts only four decimal numbers without leading zeros
     except ValueError:
         return None
     labels = host.split(".")

@@ -1,11 +1,11 @@
 """Loads the media that prompts refer to, so that workers get the content itself.
 
-Only what the configuration allows is loaded. An https address must have a listed host, whose name is resolved once and must lead
-to public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. The content
+The configuration must allow each source. An https address must have a listed host, whose name is resolved once, to public
+addresses only; the connection goes to one of exactly these addresses. A redirect is a new address to be checked. The content
 must be a picture, a sound or a video, by its declared type and by its first bytes. References, bytes and seconds are limited for
-each request, and loads at once for the daemon; one request may use a quarter of them. `host.media.media` sends the requests.
+each request, and concurrent loads for the daemon; one request may use a quarter of these. `host.media.media` sends the requests.
 
-Nothing is loaded before llmux knows that the model takes the request. The request holds no place at a worker meanwhile.
+Loading begins only after the checks of the request for its model. The request occupies no worker meanwhile.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ log = structlog.get_logger("llmux.media")
 
 REDIRECTS: Final = 3
 SHARE: Final = 4
-"""One request loads a quarter of `at_once` at the same time, so that its slow addresses leave places to others."""
+"""One request may use a quarter of the `at_once` concurrent loads, so that its slow addresses don't block other requests."""
 _REDIRECT: Final = frozenset({301, 302, 303, 307, 308})
-_SHOWN: Final = 100
-_CONFIGURED: Final = ", or let the operator allow it in server.media"
+_MAX_QUOTED: Final = 100
+_CONFIGURE_HINT: Final = ", or let the operator allow it in server.media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Content:
-    """Loaded content: its media type, and itself in base64."""
+    """Loaded content in base64, and its media type."""
 
     type: str = ""
     base64: bytearray = field(default_factory=bytearray)
@@ -72,15 +72,15 @@ class MediaLoader:
         self.source = source or MediaSource(self.config.ca_file)
         self.places = asyncio.Semaphore(self.config.at_once)
         self.is_on = bool(self.hosts) or self.config.folder is not None  # may anything be loaded?
-        self.idle = Loading(self)  # everybody's where nothing is ever loaded
+        self.idle = Loading(self)  # shared by all requests if nothing may be loaded
 
     def loading(self) -> Loading:
-        """The loading of one request."""
+        """The `Loading` for one request."""
         return Loading(self) if self.is_on else self.idle
 
 
 class Loading:
-    """One request's media. Each is loaded once, even if several candidates get it in turn."""
+    """One request's media. Each source is loaded once, even if several candidates get the request in turn."""
 
     def __init__(self, loader: MediaLoader) -> None:
         self._loader = loader
@@ -88,9 +88,9 @@ class Loading:
         self._contents: dict[Address | Path, Content] = {}
         self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
         self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
-        self._size = 0  # bytes of all contents, as often as they stand in the request
+        self._size = 0  # bytes of all contents, each counted for every reference
         self.buffer = RequestBuffer(loader.bodies)
-        """Counts what is kept of them; release it when nothing is needed any more."""
+        """Counts the bytes of the contents; release this buffer when the contents are no longer needed."""
 
     @property
     def is_on(self) -> bool:
@@ -98,7 +98,7 @@ class Loading:
         return self._loader.is_on
 
     def wanted(self, reference: Reference, text: str, before: int) -> Wanted:
-        """A reference as something to load, if that is allowed. `text` is the whole reference; `before` is the number of others.
+        """A reference to load, if allowed. `text` is the whole reference; `before` is the number of references before it.
 
         Raises InvalidRequestError.
         """
@@ -107,37 +107,42 @@ class Loading:
         if config.folder is not None and scheme.startswith("file:"):
             source = read_file_address(text)
             if source is None:
-                raise _refused(reference, "is no address of a file: file:///PATH, percent-encoded")
+                raise _refused_error(reference, "is no address of a file: file:///PATH, percent-encoded")
         elif self._loader.hosts and scheme.startswith("https:"):
             source = read_address(text)
             if source is None:
-                raise _refused(reference, "can't be read: https://HOST/PATH in ASCII, percent-encoded, without a user")
+                raise _refused_error(
+                    reference, "can't be read: https://HOST/PATH in ASCII, percent-encoded, without a user"
+                )
             if not self._loader.hosts.allows(source):
-                raise _refused(reference, f"leads to {source.authority[:_SHOWN]}, which is not in server.media.hosts")
+                raise _refused_error(
+                    reference, f"leads to {source.authority[:_MAX_QUOTED]}, which is not in server.media.hosts"
+                )
         if source is None:
             may_be = scheme.startswith(("https:", "file:"))
-            raise refusal(reference.key, reference.text, _CONFIGURED if may_be else "")
+            raise refusal(reference.key, reference.text, _CONFIGURE_HINT if may_be else "")
         if before >= config.per_request:
             raise InvalidRequestError(
                 f"The request refers to more than {config.per_request} media (server.media.per_request).",
                 code="media_too_large",
-                param=_param(reference),
+                param=_param_of(reference),
             )
         return Wanted(reference, source)
 
     async def load(self, wanted: Sequence[Wanted]) -> Mapping[Address | Path, Content]:
         """The contents of all these references, by their sources. Raises InvalidRequestError, UnavailableError."""
-        if self._failed is not None:  # when somebody else was asked
+        if self._failed is not None:  # for an earlier candidate
             message, code, param = self._failed
             raise InvalidRequestError(message, code=code, param=param)
         times = Counter(one.source for one in wanted)
         missing = {one.source: one.reference for one in wanted if one.source not in self._contents}
         loads = [
-            asyncio.create_task(self._load(source, reference, times[source])) for source, reference in missing.items()
+            asyncio.create_task(self._load_source(source, reference, times[source]))
+            for source, reference in missing.items()
         ]
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                await asyncio.gather(*loads)  # a TaskGroup keeps its errors in a frame that they passed
+                await asyncio.gather(*loads)  # a TaskGroup would keep its errors in a reference cycle
         except TimeoutError as error:
             message = f"The request's media took longer than {self._config.timeout_s:g} s (server.media.timeout_s)."
             self._failed = message, "media_unreachable", None
@@ -150,133 +155,137 @@ class Loading:
                 loads.pop().cancel()
         return self._contents
 
-    async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:
-        # Who cancels it doesn't wait for it. A task that kept the error would be in a cycle: frames that it passed know the task.
+    async def _load_source(self, source: Address | Path, reference: Reference, times: int) -> None:
+        # The canceller doesn't wait for this task. A task that kept the error would be in a reference cycle with its traceback.
         with contextlib.suppress(asyncio.CancelledError):
             async with self._places, self._loader.places:
                 if isinstance(source, Address):
-                    self._contents[source] = content = await self._fetched(source, reference, times)
+                    self._contents[source] = content = await self._fetch(source, reference, times)
                 else:
-                    self._contents[source] = content = await self._read(source, reference, times)
+                    self._contents[source] = content = await self._read_file(source, reference, times)
             where = source.authority if isinstance(source, Address) else "file"
             log.debug("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
 
-    async def _read(self, path: Path, reference: Reference, times: int) -> Content:
+    async def _read_file(self, path: Path, reference: Reference, times: int) -> Content:
         assert self._config.folder is not None
         try:
             file = await self._loader.source.file(self._config.folder, path)
-            self._count(file.size * times, reference)  # before anything is read
-            return await self._content(file, None, reference, 0)
+            self._count_bytes(file.size * times, reference)  # before anything is read
+            return await self._read_content(file, None, reference, 0)
         except PermissionError as error:
-            raise _refused(reference, "is no file below server.media.folder that llmux may read") from error
+            raise _refused_error(reference, "is no file below server.media.folder that llmux may read") from error
         except OSError as error:
-            raise _unreachable(reference, "The file can't be read: check its path") from error
+            raise _unreachable_error(reference, "The file can't be read: check its path") from error
 
-    async def _fetched(self, address: Address, reference: Reference, times: int) -> Content:
+    async def _fetch(self, address: Address, reference: Reference, times: int) -> Content:
         for _ in range(REDIRECTS + 1):
             try:
-                addresses = await self._addresses(address, reference)
+                addresses = await self._resolve(address, reference)
                 answer = self._loader.source.response(
                     address.host, address.authority, addresses, address.port, address.target
                 )
                 async with answer as response:
                     if response.status not in _REDIRECT or response.location is None:
-                        return await self._answered(address, response, reference, times)
+                        return await self._read_response(address, response, reference, times)
                     following = address.redirected(response.location)
             except OSError as error:
-                raise _unreachable(reference, f"{address.authority[:_SHOWN]}: {error.strerror}") from error
+                raise _unreachable_error(reference, f"{address.authority[:_MAX_QUOTED]}: {error.strerror}") from error
             if following is None or not self._loader.hosts.allows(following):
-                raise _refused(reference, "is redirected to an address that is not in server.media.hosts")
+                raise _refused_error(reference, "is redirected to an address that is not in server.media.hosts")
             address = following
-        raise _unreachable(reference, f"There are more than {REDIRECTS} redirects")
+        raise _unreachable_error(reference, f"There are more than {REDIRECTS} redirects")
 
-    async def _addresses(self, address: Address, reference: Reference) -> Sequence[str]:
-        """The IP addresses that may be connected to. Raises OSError, InvalidRequestError."""
+    async def _resolve(self, address: Address, reference: Reference) -> Sequence[str]:
+        """The IP addresses for the connection. Raises OSError, InvalidRequestError."""
         if is_literal(address.host):
-            return [address.host]  # which is listed
+            return [address.host]  # the list of hosts has this address
         try:
             found = await self._loader.source.addresses(address.host, address.port)
         except OSError as error:
-            raise _unreachable(reference, f"{address.host[:_SHOWN]} is not known") from error
+            raise _unreachable_error(reference, f"{address.host[:_MAX_QUOTED]} is not known") from error
         if not all(map(is_public, found)):
-            raise _refused(reference, f"leads to {address.host[:_SHOWN]}, whose IP address is not public")
+            raise _refused_error(reference, f"leads to {address.host[:_MAX_QUOTED]}, whose IP address is not public")
         return found
 
-    async def _answered(self, address: Address, response: MediaResponse, reference: Reference, times: int) -> Content:
-        where = address.authority[:_SHOWN]
+    async def _read_response(
+        self, address: Address, response: MediaResponse, reference: Reference, times: int
+    ) -> Content:
+        where = address.authority[:_MAX_QUOTED]
         if response.status != 200:
-            raise _unreachable(reference, f"{where} answers HTTP {response.status}")
+            raise _unreachable_error(reference, f"{where} answers HTTP {response.status}")
         if response.content_encoding not in ("", "identity"):
-            raise _unsupported(reference, f"{where} sends it compressed, by Content-Encoding")
-        if response.content_length is not None and response.content_length > self._limit:
-            raise self._too_large(reference)
-        return await self._content(response.pieces, response.content_type, reference, times)
+            raise _unsupported_error(reference, f"{where} sends it compressed, by Content-Encoding")
+        if response.content_length is not None and response.content_length > self._max_bytes:
+            raise self._too_large_error(reference)
+        return await self._read_content(response.pieces, response.content_type, reference, times)
 
-    async def _content(
+    async def _read_content(
         self, pieces: AsyncIterator[bytes], declared: str | None, reference: Reference, times: int
     ) -> Content:
-        """The content in these pieces. `times`: how often the request contains it, so how often a byte counts; 0: already counted."""
+        """Read the content in these pieces. `times`: each byte counts so often, once for each reference; 0: already counted."""
         content, rest = Content(), b""
         async for piece in pieces:
-            self._count(len(piece) * times, reference)
+            self._count_bytes(len(piece) * times, reference)
             rest += piece
             if not content.type and len(rest) >= HEAD:
-                content.type = _type(declared, rest, reference)
+                content.type = _checked_type(declared, rest, reference)
             whole = len(rest) - len(rest) % 3
             if content.type:
                 content.base64 += b2a_base64(rest[:whole], newline=False)
                 rest = rest[whole:]
-        content.type = content.type or _type(declared, rest, reference)
+        content.type = content.type or _checked_type(declared, rest, reference)
         content.base64 += b2a_base64(rest, newline=False)
         return content
 
-    def _count(self, size: int, reference: Reference) -> None:
+    def _count_bytes(self, size: int, reference: Reference) -> None:
         """Count more bytes. Raises InvalidRequestError, UnavailableError."""
         self._size += size
-        if self._size > self._limit:
-            raise self._too_large(reference)
+        if self._size > self._max_bytes:
+            raise self._too_large_error(reference)
         self.buffer.grow(self._size * 4 // 3)
 
     @property
-    def _limit(self) -> int:
+    def _max_bytes(self) -> int:
         return self._config.size_mib << 20
 
-    def _too_large(self, reference: Reference) -> InvalidRequestError:
+    def _too_large_error(self, reference: Reference) -> InvalidRequestError:
         return InvalidRequestError(
             f"The request's media are larger than {self._config.size_mib} MiB together (server.media.size_mib).",
             code="media_too_large",
-            param=_param(reference),
+            param=_param_of(reference),
         )
 
 
 NOTHING: Final = MediaLoader(None, BodyBudget()).loading()
-"""The loading of a request that contains all of its media itself."""
+"""The `Loading` of a request that contains all of its media itself."""
 
 
-def _type(declared: str | None, head: bytes, reference: Reference) -> str:
+def _checked_type(declared: str | None, head: bytes, reference: Reference) -> str:
     found = agreed_type(declared, head[:HEAD])
     if found is None:
-        raise _unsupported(reference, "It is not a picture, a sound or a video, or not what its Content-Type says")
+        raise _unsupported_error(
+            reference, "It is not a picture, a sound or a video, or not what its Content-Type says"
+        )
     return found
 
 
-def _param(reference: Reference) -> str:
+def _param_of(reference: Reference) -> str:
     return reference.key[:50]
 
 
-def _refused(reference: Reference, why: str) -> InvalidRequestError:
+def _refused_error(reference: Reference, why: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{_param(reference)} {why}. Send the content itself, as data:<type>;base64,<content>.",
+        f"{_param_of(reference)} {why}. Send the content itself, as data:<type>;base64,<content>.",
         code="remote_media_refused",
-        param=_param(reference),
+        param=_param_of(reference),
     )
 
 
-def _unreachable(reference: Reference, why: str) -> InvalidRequestError:
-    message = f"{_param(reference)} could not be loaded. {why}."
-    return InvalidRequestError(message, code="media_unreachable", param=_param(reference))
+def _unreachable_error(reference: Reference, why: str) -> InvalidRequestError:
+    message = f"{_param_of(reference)} could not be loaded. {why}."
+    return InvalidRequestError(message, code="media_unreachable", param=_param_of(reference))
 
 
-def _unsupported(reference: Reference, why: str) -> InvalidRequestError:
-    message = f"{_param(reference)} can't be used. {why}."
-    return InvalidRequestError(message, code="media_type_unsupported", param=_param(reference))
+def _unsupported_error(reference: Reference, why: str) -> InvalidRequestError:
+    message = f"{_param_of(reference)} can't be used. {why}."
+    return InvalidRequestError(message, code="media_type_unsupported", param=_param_of(reference))

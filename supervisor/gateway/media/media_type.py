@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 HEAD: Final = 16
-"""The number of first bytes that is enough."""
+"""The number of first bytes that suffice."""
 
 _STARTS: Final = (
     (b"\x89PNG\r\n\x1a\n", ("image/png",)),
@@ -30,7 +30,7 @@ _BRANDS: Final = {
 
 
 def media_types(head: bytes) -> tuple[str, ...]:
-    """The possible types of content with these first bytes, the likeliest first; none if they are unknown."""
+    """The possible types of content with these first bytes, the likeliest first; empty for unknown content."""
     if head[:4] == b"RIFF":
         return _RIFF.get(head[8:12], ())
     if head[4:8] == b"ftyp":
@@ -47,7 +47,7 @@ def media_types(head: bytes) -> tuple[str, ...]:
 def agreed_type(declared: str | None, head: bytes) -> str | None:
     """The type of content with these first bytes, if it agrees with the declared type; else None.
 
-    `declared` None: no type is declared. Only the main type must agree: many declare a wrong subtype, and the content's own counts.
+    `declared` None: no type is declared. Only the main type must agree: many servers declare a wrong subtype, and the content counts.
     """
     for found in media_types(head):
         if declared is None or found.partition("/")[0] == declared.partition("/")[0].strip().lower():

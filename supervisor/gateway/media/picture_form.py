@@ -1,4 +1,4 @@
-"""Finds pictures that a worker can't open in a JSON body: by how their base64 begins, whatever the client calls them."""
+"""Finds pictures that a worker can't open in a JSON body: by the beginning of their base64, whatever their declared type."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ AVIF: Final = "avif"
 BLANK: Final = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAGElEQVR42mNsYMAPmBhGFYwqGFUwQhUAAJe+AMD8WknZAAAAAElFTkSuQmCC"
 )
-"""A gray picture, for an earlier turn's picture that can't be opened."""
+"""A gray picture: replaces an earlier turn's picture that can't be opened."""
 _HINTS: Final = (b"UklGR", b"Z0eXB")  # RIFF, and the `ftyp` of ISO's media files
-_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/]*(?:\\[/nr][A-Za-z0-9+/]*)*={0,2}')
-_ESCAPED: Final = re.compile(rb"\\[nr]?")  # some escape each slash, and some break lines
-_TEXT: Final = re.compile(rb'"(?:content|text|prompt|input)"\s*:\s*"\Z')
+_PICTURE: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/]*(?:\\[/nr][A-Za-z0-9+/]*)*={0,2}')
+_ESCAPED: Final = re.compile(rb"\\[nr]?")  # some clients escape slashes, and some break lines
+_TEXT_FIELD: Final = re.compile(rb'"(?:content|text|prompt|input)"\s*:\s*"\Z')
 _BRANDS: Final = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
@@ -28,7 +28,7 @@ _BRANDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A picture, and where its base64 stands."""
+    """A picture, and the position of its base64."""
 
     begin: int
     end: int
@@ -36,16 +36,16 @@ class Found:
 
 
 def unreadable(body: bytes | bytearray, forms: frozenset[str]) -> list[Found]:
-    """The pictures in these forms."""
+    """The pictures of these formats."""
     if not any(hint in body for hint in _HINTS):
         return []
     found: list[Found] = []
-    for match in _BEGIN.finditer(body):
-        if _TEXT.search(body, max(0, match.start() - 40), match.start()):
+    for match in _PICTURE.finditer(body):
+        if _TEXT_FIELD.search(body, max(0, match.start() - 40), match.start()):
             continue
         try:
             data = base64.b64decode(_ESCAPED.sub(b"", match[0]))
-        except binascii.Error:  # its worker says so
+        except binascii.Error:  # the worker reports that
             continue
         form = WEBP if data[8:12] == b"WEBP" else _BRANDS.get(data[8:12])
         if form in forms:

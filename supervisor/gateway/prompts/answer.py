@@ -1,4 +1,4 @@
-"""Turns completions of texts into chat completions, whole or streamed. All other fields of the worker's stay."""
+"""Turns text completions into chat completions, whole or streamed. All other fields of the worker's answer stay."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ Json = dict[str, Any]
 
 
 class Thoughts:
-    """Separates a model's thoughts from its answer, as the text comes. `marks` None: there are no thoughts."""
+    """Separates a model's thoughts from its answer in a stream of text. `marks` None: there are no thoughts."""
 
     def __init__(self, marks: tuple[str, str] | None) -> None:
         self._opening, self._closing = marks or ("", "")
-        self._at: Literal["start", "thought", "gap", "answer"] = "answer" if marks is None else "start"
-        self._rest = ""  # may be the beginning of a mark
+        self._state: Literal["start", "thought", "gap", "answer"] = "answer" if marks is None else "start"
+        self._pending = ""  # possibly the beginning of a mark
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The next piece's share of the thought and of the answer, both without a mark that may have begun."""
-        text, thought = self._rest + text, ""
-        self._rest = ""
-        if self._at == "start":  # with a thought, if there is one
-            begun = text.lstrip()
-            if self._opening.startswith(begun) and begun != self._opening:
-                self._rest = text
+        """The thought and the answer in the next piece, without the possible beginning of a mark."""
+        text, thought = self._pending + text, ""
+        self._pending = ""
+        if self._state == "start":  # a thought would come first
+            start = text.lstrip()
+            if self._opening.startswith(start) and start != self._opening:
+                self._pending = text
                 return "", ""
-            self._at = "thought" if begun.startswith(self._opening) else "answer"
-            text = begun[len(self._opening) :] if self._at == "thought" else text
-        if self._at == "thought":
+            self._state = "thought" if start.startswith(self._opening) else "answer"
+            text = start[len(self._opening) :] if self._state == "thought" else text
+        if self._state == "thought":
             thought, closing, text = text.partition(self._closing)
             if not closing:
-                begun_length = _begun(thought, self._closing)
-                self._rest = thought[len(thought) - begun_length :]
-                return thought[: len(thought) - begun_length], ""
-            self._at = "gap"
-        if self._at == "gap":  # blank lines between the two are no part of the answer
+                length = _partial_mark_length(thought, self._closing)
+                self._pending = thought[len(thought) - length :]
+                return thought[: len(thought) - length], ""
+            self._state = "gap"
+        if self._state == "gap":  # blank lines between thought and answer belong to neither
             text = text.lstrip()
-            self._at = "answer" if text else "gap"
+            self._state = "answer" if text else "gap"
         return thought, text
 
     def end(self) -> tuple[str, str]:
-        """The rest of both, which was held back."""
-        rest, self._rest = self._rest, ""
-        return (rest, "") if self._at == "thought" else ("", rest)
+        """The pending rest, as thought or answer."""
+        rest, self._pending = self._pending, ""
+        return (rest, "") if self._state == "thought" else ("", rest)
 
 
-def _begun(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+def _partial_mark_length(text: str, mark: str) -> int:
+    """The number of characters at the end of `text` that may be the beginning of `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """The `AnswerTranslation` of one request. `thinking`: the format whose thoughts come first; None: no thoughts come."""
+    """The `AnswerTranslation` of one request. `thinking`: the format of the thoughts; None: there are no thoughts."""
 
     ignored: Sequence[str]
     thinking: PromptFormat | None
@@ -79,11 +79,11 @@ class Chats:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
-        fields = _object(body)
+        fields = _decode_completion(body)
         choices = fields.get("choices")
         if not isinstance(choices, list) or not choices:
             raise UpstreamError("The worker's answer is no completion.")
-        fields["choices"] = [self._chat(choice) for choice in choices]
+        fields["choices"] = [self._chat_choice(choice) for choice in choices]
         return _encode({**fields, "object": "chat.completion"})
 
     def stream(self) -> StreamTranslation:
@@ -94,13 +94,13 @@ class Chats:
         """The separator for one answer."""
         return Thoughts(None if self.thinking is None else _MARKS[self.thinking.name])
 
-    def _chat(self, choice: Json) -> Json:
+    def _chat_choice(self, choice: Json) -> Json:
         thoughts = self.thoughts()
-        thought, answer = (a + b for a, b in zip(thoughts.feed(_text(choice)), thoughts.end(), strict=True))
+        thought, answer = (a + b for a, b in zip(thoughts.feed(_choice_text(choice)), thoughts.end(), strict=True))
         message = {"role": "assistant", "content": answer}
         if thought.strip():
             message["reasoning_content"] = thought.strip("\n")
-        return {**_others(choice), "message": message}
+        return {**_other_fields(choice), "message": message}
 
 
 class Events(FrameStream):
@@ -112,18 +112,18 @@ class Events(FrameStream):
         self._thoughts: dict[int, Thoughts] = {}  # of each answer that has begun
 
     def frame(self, data: bytes) -> bytes:
-        """See FrameStream. Raises UpstreamError for what is no completion."""
+        """See FrameStream. Raises UpstreamError for data that is no completion."""
         if data == b"[DONE]":
             return b"data: [DONE]\n\n"
-        fields = _object(data)
+        fields = _decode_completion(data)
         if "error" not in fields:
             choices = fields.get("choices")
-            fields["choices"] = [self._chunk(choice) for choice in choices] if isinstance(choices, list) else []
+            fields["choices"] = [self._chunk_choice(choice) for choice in choices] if isinstance(choices, list) else []
             fields["object"] = "chat.completion.chunk"
         return b"data: " + _encode(fields) + b"\n\n"
 
-    def _chunk(self, choice: Json) -> Json:
-        text = _text(choice)
+    def _chunk_choice(self, choice: Json) -> Json:
+        text = _choice_text(choice)
         delta: Json = {}
         index = choice.get("index", 0)
         if index not in self._thoughts:
@@ -137,22 +137,22 @@ class Events(FrameStream):
             delta["reasoning_content"] = thought
         if answer:
             delta["content"] = answer
-        return {"finish_reason": None, **_others(choice), "delta": delta}
+        return {"finish_reason": None, **_other_fields(choice), "delta": delta}
 
 
-def _others(choice: Json) -> Json:
+def _other_fields(choice: Json) -> Json:
     return {name: value for name, value in choice.items() if name not in ("text", "logprobs")}
 
 
-def _text(choice: Any) -> str:
+def _choice_text(choice: Any) -> str:
     text = (choice.get("text") or "") if isinstance(choice, dict) else None
     if not isinstance(text, str):
         raise UpstreamError("The worker's answer is no completion.")
     return text
 
 
-_json_object: Final = msgspec.json.Decoder(Json).decode
+_decode_object: Final = msgspec.json.Decoder(Json).decode
 
 
-def _object(data: bytes) -> Json:
-    return decoded_answer(_json_object, data, "completion")
+def _decode_completion(data: bytes) -> Json:
+    return decoded_answer(_decode_object, data, "completion")

@@ -1,4 +1,4 @@
-"""The messages of a chat completion in the form that prompt formats need: texts, each with its role."""
+"""The messages of a chat completion as texts with roles, for prompt formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROLES: Final[dict[str, Role]] = {
     "user": "user",
     "assistant": "assistant",
 }
-_KNOWN: Final = frozenset({"role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal"})
+_KNOWN_FIELDS: Final = frozenset({"role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal"})
 _LANGUAGES: Final = ("source_lang_code", "target_lang_code")
 
 
@@ -34,25 +34,25 @@ class Turn:
 
 
 def system_of(turns: Sequence[Turn]) -> str:
-    """The texts of all system messages, for formats with one place for them."""
+    """The texts of all system messages, joined, for formats with one place for them."""
     return "\n\n".join(turn.text for turn in turns if turn.role == "system")
 
 
 class Conversation:
-    """The `turns` of the messages `raw`. Raises InvalidRequestError for messages without text, which `model` can't read."""
+    """The `turns` of the messages `raw`. Raises InvalidRequestError for messages other than text, which `model` can't read."""
 
     def __init__(self, raw: msgspec.Raw | None, model: str) -> None:
         self.turns: list[Turn] = []
         self.ignored: list[str] = []
         self._model = model
-        messages = None if raw is None else _decoded(raw, list[Fields], "messages", "a list of messages")
+        messages = None if raw is None else _decode_as(raw, list[Fields], "messages", "a list of messages")
         if not messages:
             raise InvalidRequestError("`messages` is empty: send at least one message.", param="messages")
         for index, message in enumerate(messages):
-            self._add(message, f"messages[{index}]")
+            self._add_turn(message, f"messages[{index}]")
 
-    def _add(self, message: Fields, at: str) -> None:
-        role = _decoded(message.get("role", _NULL), str, f"{at}.role", "a text")
+    def _add_turn(self, message: Fields, at: str) -> None:
+        role = _decode_as(message.get("role", _NULL), str, f"{at}.role", "a text")
         calls = message.get("tool_calls", _NULL)
         if role not in _ROLES or msgspec.json.decode(calls):
             error = f"The prompts of {self._model} have no place for tools: leave `{at}` out, or use another model."
@@ -65,35 +65,35 @@ class Conversation:
             case b"n" if role == "assistant":
                 pass
             case b'"':
-                turn.text = _decoded(content, str, f"{at}.content", "a text")
+                turn.text = _decode_as(content, str, f"{at}.content", "a text")
             case _:
-                parts = _decoded(content, list[Fields], f"{at}.content", "a text or a list of parts")
-                texts = [self._part(part, f"{at}.content[{number}]", turn) for number, part in enumerate(parts)]
+                parts = _decode_as(content, list[Fields], f"{at}.content", "a text or a list of parts")
+                texts = [self._part_text(part, f"{at}.content[{number}]", turn) for number, part in enumerate(parts)]
                 turn.text = "\n".join(texts)
         self.turns.append(turn)
-        self._ignore(message, _KNOWN, at)
+        self._note_ignored(message, _KNOWN_FIELDS, at)
 
-    def _part(self, part: Fields, at: str, turn: Turn) -> str:
-        kind = _decoded(part.get("type", _NULL), str, f"{at}.type", "a text")
+    def _part_text(self, part: Fields, at: str, turn: Turn) -> str:
+        kind = _decode_as(part.get("type", _NULL), str, f"{at}.type", "a text")
         if kind not in ("text", "input_text", "output_text"):
             raise InvalidRequestError(
                 f"{self._model} takes text, and `{at}` is of type {kind[:50]}.", code="modality_unsupported", param=at
             )
         for name in _LANGUAGES:
             if (code := part.get(name, _NULL)) != _NULL:
-                turn.languages[name] = _decoded(code, str, f"{at}.{name}", "a text")
-        self._ignore(part, {"type", "text", *_LANGUAGES}, at)
-        text: str = _decoded(part.get("text", _NULL), str, f"{at}.text", "a text")
+                turn.languages[name] = _decode_as(code, str, f"{at}.{name}", "a text")
+        self._note_ignored(part, {"type", "text", *_LANGUAGES}, at)
+        text: str = _decode_as(part.get("text", _NULL), str, f"{at}.text", "a text")
         return text
 
-    def _ignore(self, fields: Fields, known: frozenset[str] | set[str], at: str) -> None:
+    def _note_ignored(self, fields: Fields, known: frozenset[str] | set[str], at: str) -> None:
         self.ignored += (f"{at}.{name}" for name, value in fields.items() if name not in known and value != _NULL)
 
 
 _NULL: Final = msgspec.Raw(b"null")
 
 
-def _decoded(raw: msgspec.Raw, kind: Any, name: str, expected: str) -> Any:
+def _decode_as(raw: msgspec.Raw, kind: Any, name: str, expected: str) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
     except UNREADABLE as error:

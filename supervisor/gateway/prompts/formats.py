@@ -30,8 +30,8 @@ Writer = Callable[[PromptInput], str]
 _ALPACA: Final = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 )
-_UNKNOWN: Final = frozenset({"", "auto", "mixed"})  # source languages that are to be found out
-_SOURCES: Final = ("en", "de")  # that stand for them: the first that isn't the target
+_UNKNOWN: Final = frozenset({"", "auto", "mixed"})  # source languages that the model must detect
+_SOURCES: Final = ("en", "de")  # used for an unknown source: the first that isn't the target
 _LANGUAGE_LIST: Final = """
 aa Afar, ab Abkhazian, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, az Azerbaijani, ba Bashkir,
 be Belarusian, bg Bulgarian, bm Bambara, bn Bengali, bo Tibetan, br Breton, bs Bosnian, ca Catalan, ce Chechen, co Corsican,
@@ -52,18 +52,18 @@ tr Turkish, ts Tsonga, tt Tatar, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, ve 
 wo Wolof, xh Xhosa, yi Yiddish, yo Yoruba, za Zhuang, zh Chinese, zu Zulu
 """
 LANGUAGES: Final = MappingProxyType(dict(item.strip().split(" ", 1) for item in _LANGUAGE_LIST.split(",")))
-"""The first part of a language's code → its English name, as TranslateGemma's chat template has it. `pt-BR` is Portuguese."""
+"""The first part of a language's code → its English name, as in TranslateGemma's chat template. `pt-BR` is Portuguese."""
 
 
 def _generic(prompt_input: PromptInput) -> str:
     system = system_of(prompt_input.turns)
-    who = {"user": "User", "assistant": "Assistant"}
-    lines = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in prompt_input.turns if turn.role != "system")
+    labels = {"user": "User", "assistant": "Assistant"}
+    lines = "".join(f"{labels[turn.role]}: {turn.text}\n" for turn in prompt_input.turns if turn.role != "system")
     return f"{system}\n\n{lines}Assistant:" if system else f"{lines}Assistant:"
 
 
 def _mistral(prompt_input: PromptInput) -> str:
-    """The system's words stand before the first of the user's."""
+    """The system messages come before the user's first message, in the same turn."""
     system, prompt = system_of(prompt_input.turns), ""
     for turn in prompt_input.turns:
         if turn.role == "user":
@@ -82,12 +82,12 @@ def _chatml(prompt_input: PromptInput) -> str:
 
 
 def _qwen3(prompt_input: PromptInput) -> str:
-    """ChatML without the thoughts of former answers. Without thinking, the answer begins after an empty thought."""
-    seen = [
-        Turn(turn.role, _after(turn.text, "</think>").lstrip("\n")) if turn.role == "assistant" else turn
+    """ChatML without the thoughts of earlier answers. Without thinking, the answer begins after an empty thought."""
+    turns = [
+        Turn(turn.role, turn.text.rpartition("</think>")[2].lstrip("\n")) if turn.role == "assistant" else turn
         for turn in prompt_input.turns
     ]
-    return _chatml(replace(prompt_input, turns=seen)) + ("" if prompt_input.thinks else "<think>\n\n</think>\n\n")
+    return _chatml(replace(prompt_input, turns=turns)) + ("" if prompt_input.thinks else "<think>\n\n</think>\n\n")
 
 
 def _gemma4(prompt_input: PromptInput) -> str:
@@ -96,7 +96,7 @@ def _gemma4(prompt_input: PromptInput) -> str:
         prompt = "<|turn>system\n<|think|>\n<turn|>\n"
     for index, turn in enumerate(prompt_input.turns):
         role = "model" if turn.role == "assistant" else turn.role
-        text = _without_channels(turn.text) if role == "model" else turn.text
+        text = _without_thoughts(turn.text) if role == "model" else turn.text
         switch = "<|think|>\n" if prompt_input.thinks and index == 0 and role == "system" else ""
         prompt += f"<|turn>{role}\n{switch}{text.strip()}<turn|>\n"
     return prompt + "<|turn>model\n" + ("" if prompt_input.thinks else "<|channel>thought\n<channel|>")
@@ -115,12 +115,12 @@ def _translategemma(prompt_input: PromptInput) -> str:
             'one part of the message: {"type": "text", "text": …, "source_lang_code": …, "target_lang_code": …}.',
             param="target_lang_code",
         )
-    target, into = _language(codes["target_lang_code"], "target_lang_code")
+    target, into = _parse_language(codes["target_lang_code"], "target_lang_code")
     language = codes.get("source_lang_code", "")
     if language.lower() in _UNKNOWN:
         text = f"(Detect the language of each segment below, and translate all of them into {into}.)\n\n{text}"
         language = next(code for code in _SOURCES if LANGUAGES[code] != into)
-    source, out_of = _language(language, "source_lang_code")
+    source, out_of = _parse_language(language, "source_lang_code")
     return (
         f"<start_of_turn>user\nYou are a professional {out_of} ({source}) to {into} ({target}) translator. Your goal is to "
         f"accurately convey the meaning and nuances of the original {out_of} text while adhering to {into} grammar, "
@@ -156,15 +156,11 @@ WRITERS: Final[Mapping[PromptFormatName, Writer]] = {
 }
 
 
-def _after(text: str, mark: str) -> str:
-    return text.rpartition(mark)[2]
-
-
-def _without_channels(text: str) -> str:
+def _without_thoughts(text: str) -> str:
     return "".join(part.partition("<|channel>")[0] for part in text.split("<channel|>"))
 
 
-def _language(code: str, field: str) -> tuple[str, str]:
+def _parse_language(code: str, field: str) -> tuple[str, str]:
     """The code in the template's form, and the language's name. Raises InvalidRequestError."""
     written = code.replace("_", "-")
     name = LANGUAGES.get(written.partition("-")[0].lower())

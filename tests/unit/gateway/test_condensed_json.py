@@ -156,7 +156,13 @@ JSON = st.recursive(
 def test_any_json(document, ascii_only, indent):
     """With sizes so small that everything is large."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("_LONG_BYTES", 30), ("_KEPT_BYTES", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_MIN_RUN", 10)):
+        for name, size in (
+            ("_LONG_BYTES", 30),
+            ("_KEPT_BYTES", 12),
+            ("_SLICE", 50),
+            ("_FIRST_LOOK", 3),
+            ("_MIN_RUN", 10),
+        ):
             patch.setattr(condensed_json, name, size)
         body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
         found = outlined(body)

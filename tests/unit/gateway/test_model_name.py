@@ -80,7 +80,7 @@ class TestWhatStays:
 
     @pytest.mark.parametrize("ends_later", [False, True])
     async def test_a_large_answer_is_not_kept(self, monkeypatch, ends_later):
-        monkeypatch.setattr(model_name, "_WHOLE_LIMIT", 10)
+        monkeypatch.setattr(model_name, "_WHOLE_BYTES", 10)
         pieces = [b'{"model":', b'"a","x":1,', b'"y":2}']
         assert await received(pieces, renaming("a", "b"), ends_later=ends_later) == b'{"model":"b","x":1,"y":2}'
         assert await received([b"".join(pieces)], renaming("a", "b")) == b'{"model":"b","x":1,"y":2}'
