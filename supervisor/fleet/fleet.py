@@ -1,4 +1,4 @@
-"""The fleet: all replicas, by model and generation. The engine starts and stops them here, and asks for their addresses."""
+"""The fleet: all replicas, by model and generation. The engine starts and stops replicas here, and gets their upstreams."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ log = structlog.get_logger("llmux.worker")
 
 
 class Fleet:
-    """`models` and `limits` may be replaced; running replicas keep what they were started with."""
+    """`models` and `limits` may be replaced; running replicas keep those of their start."""
 
     def __init__(self, launcher: Launcher, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
         self._models = models
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
-        self.before_start: Callable[[StartWorker], Awaitable[Crash | None]] | None = None  # before a worker starts
+        self.before_start: Callable[[StartWorker], Awaitable[Crash | None]] | None = (
+            None  # its crash prevents the start
+        )
         self._launcher = launcher
         self._replicas: dict[WorkerKey, Replica] = {}
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -53,7 +55,7 @@ class Fleet:
         self._models = models
 
     def override(self, model: ModelId, override: Override | None) -> None:
-        """Start the model with other settings from now on; None: with the catalog's. The caller must post Respecified, too."""
+        """Start the model with other settings from now on; None: with the catalog's. The caller must also post Respecified."""
         if override is None:
             self._overrides.pop(model, None)
         else:
@@ -64,7 +66,7 @@ class Fleet:
         return self._overrides.get(model)
 
     def effective(self, model: ModelId) -> CatalogModel:
-        """The model as its next worker will be started, also that of a replica. Raises KeyError."""
+        """The model with the settings of its next start. `model` may be a replica's. Raises KeyError."""
         model = base_of(model)
         override = self._overrides.get(model)
         return self._models[model] if override is None else override.model
@@ -74,25 +76,25 @@ class Fleet:
         return dict(self._overrides)
 
     def start(self, effect: StartWorker, post: Post) -> None:
-        """Begin to start a replica. It reports by events, the last of which is WorkerExited."""
-        key, replica = (effect.model, effect.generation), self._replica(effect, post)
+        """Begin to start a replica. It reports by events; the last one is WorkerExited."""
+        key, replica = (effect.model, effect.generation), self._make_replica(effect, post)
         lease = self.before_start(effect) if self.before_start is not None and effect.devices != REMOTE else None
-        self._begin(key, replica, post, lease)
+        self._start_task(key, replica, post, lease)
 
     def adopt(self, key: WorkerKey, model: CatalogModel | None, devices: Devices, started: Started, post: Post) -> None:
-        """Go on with a worker that is ready and was handed over; events as after `start`, but for the first WorkerReady.
+        """Supervise a ready worker that was handed over. Events as after `start`, without the first WorkerReady.
 
-        `model`: what is configured now, if anything.
+        `model`: the model as configured now; None: no longer configured.
         """
-        self._begin(key, Worker(key, model, devices, self._launcher, self.limits, post, started), post)
+        self._start_task(key, Worker(key, model, devices, self._launcher, self.limits, post, started), post)
 
     def let_go(self) -> None:
-        """All workers belong to a successor now: stop supervising them. Running requests go on, also those of remotes."""
+        """Stop supervising all workers: they belong to a successor now. Running requests go on, also those of remotes."""
         for key, task in self._tasks.items():
             if isinstance(self._replicas.get(key), Worker):
                 task.cancel()
 
-    def _begin(
+    def _start_task(
         self, key: WorkerKey, replica: Replica, post: Post, lease: Awaitable[Crash | None] | None = None
     ) -> None:
         self._replicas[key] = replica
@@ -100,7 +102,7 @@ class Fleet:
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key))
 
-    def _replica(self, effect: StartWorker, post: Post) -> Replica:
+    def _make_replica(self, effect: StartWorker, post: Post) -> Replica:
         key, model = (effect.model, effect.generation), self.effective(effect.model)
         if isinstance(model.adapter, RemoteAdapter):
             return Remote(key, model, self.limits, post)
@@ -112,14 +114,14 @@ class Fleet:
             if crash is None:
                 crash = await replica.run()
         except Exception as error:
-            # A bug in an adapter, say: the model must not stay STARTING for ever.
+            # For example a bug in an adapter: the model must not stay STARTING for ever.
             log.exception("worker.mishandled", model=key[0], generation=key[1])
             crash = Crash(CrashClass.UNKNOWN, f"llmux failed to run it: {error!r}")
         del self._replicas[key]
         post(WorkerExited(*key, crash))
 
     def stop(self, effect: StopWorker) -> bool:
-        """Begin to stop a replica. False: it is gone already, and its last event was posted."""
+        """Begin to stop a replica. False: it has already ended, and its last event was posted."""
         replica = self._replicas.get((effect.model, effect.generation))
         if replica is not None:
             replica.stop(force=effect.force)
@@ -137,22 +139,22 @@ class Fleet:
         return {key: holder for key, holder in holders if holder is not None}
 
     def facts(self, model: ModelId, generation: Generation) -> WorkerFacts | None:
-        """Pid, port and the like, for the admin API; None when there is no such replica."""
+        """Pid, port and the like, for the admin API; None if there is no such replica."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.facts()
 
     def progress(self, model: ModelId, generation: Generation) -> Progress | None:
-        """How far the replica's start has come; None where that isn't known."""
+        """The progress of the replica's start; None if unknown."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.progress
 
     def metrics_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
-        """The upstream and the path of the replica's own metrics; None where it has none, or isn't ready."""
+        """The upstream and the path of the replica's own metrics; None if it has none, or isn't ready."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.metrics
 
     def steps_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
-        """The upstream and the path where the replica reports its requests' progress; None where it can't, or isn't ready."""
+        """The upstream and the path of the replica's reports of its requests' progress; None if it has none, or isn't ready."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.steps
 

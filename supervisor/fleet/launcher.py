@@ -1,7 +1,7 @@
-"""The seam between a worker's life, which is the same everywhere, and the machine that runs its processes.
+"""The interface between a worker's lifecycle, which is the same everywhere, and the machine that runs its processes.
 
-`LocalLauncher` starts them on this machine; another launcher may start them elsewhere. A worker is reached by the address in
-its `LaunchSpec`; its launcher answers everything else about its processes, by model and generation.
+`LocalLauncher` starts the processes on this machine; another launcher may start them elsewhere. A worker's address is in its
+`LaunchSpec`; its launcher gives all other facts about its processes, by model and generation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Started:
     """A worker whose program runs. Never cancel `exited`."""
 
     spec: LaunchSpec
-    main_ended: asyncio.Event  # it answers no more; other processes of its tree may live
-    exited: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
+    main_ended: asyncio.Event  # the main process has ended; other processes of its tree may still run
+    exited: asyncio.Future[ProcessExit]  # done when the last process of its tree has exited
     started_at: float | None = None  # on the monotonic clock; None: just now
 
 
@@ -38,12 +38,14 @@ class Look:
 
     health: ProbeResult
     owner: Ownership | None = None  # of its port; None: unknown now
-    progress: Progress | None = None  # of a start; None: not looked at, or unknown now
-    elsewhere: Sequence[int] = ()  # the ports that its processes listen on, of a start with nobody on its own
+    progress: Progress | None = None  # of a start; None: not read, or unknown now
+    elsewhere: Sequence[
+        int
+    ] = ()  # the ports of its listening processes, during a start, while its own port has no listener
 
     @property
     def ready(self) -> bool:
-        """Is the worker healthy, and is it the worker itself that answers?"""
+        """Is the answer healthy, and does it come from the worker itself?"""
         return self.health.ok and self.owner is Ownership.OURS
 
 
@@ -56,30 +58,30 @@ class Pids:
 
 
 class Launcher(Protocol):
-    """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
+    """Runs workers. Use from the event loop's thread; functions that aren't coroutines return at once."""
 
     def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
-        """Reserve an address for a worker that may take so much of each device, until `start` fails or the worker is gone.
+        """Reserve an address for a worker, until `start` fails or the worker has exited. `parts_mib`: its memory on each device.
 
         Raises LlmuxError when no address is free.
         """
 
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
-        """Start the worker at its reserved address, as its runtime's adapter says. Returns once its program runs.
+        """Start the worker at its reserved address, by the spec of its runtime's adapter. Returns once its program runs.
 
         Raises RuntimeNotInstalledError, ModelUnusableError, SpawnError, and OSError where a later try may succeed.
         """
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
-        """Ask the worker's process tree to end and return at once, or kill it and return when it is gone.
+        """Terminate the worker's process tree and return at once, or kill the tree and return when it has exited.
 
-        Raises KeyError when it is gone already, and UnkillableError when a killed tree is still there after some seconds.
+        Raises KeyError if it has already exited, and UnkillableError if a killed tree still runs after some seconds.
         """
 
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
-        """Ask the worker for its health, and look which process listens on its port.
+        """Request the worker's health, and find the process that listens on its port.
 
-        While it is starting, also read its progress, once a second. Raises KeyError when it is gone.
+        While the worker is starting, also read its progress, once a second. Raises KeyError if it has exited.
         """
 
     def list(self) -> Mapping[WorkerKey, Pids]:

@@ -1,8 +1,8 @@
 """A remote model as a replica: connected, watched, disconnected; there is no worker.
 
-It is ready while its probes succeed: one that fails at first, or three in a row later, make it unready until one succeeds.
-Where it isn't probed, it counts as ready. A remote that can't be used as configured (no key in the environment) ends with a
-crash that says what to set.
+A remote is ready while its probes succeed: a failure of the first probe, or of three probes in a row later, makes it unready until
+a probe succeeds. Without probes it counts as ready. A remote that can't be used as configured (no key in the environment) ends
+with a crash that names the missing setting.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Remote:
-    """The `Replica` for a model that others run."""
+    """The `Replica` for a model that another API runs."""
 
     def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
         self.upstream: RemotePool | None = None
@@ -51,7 +51,7 @@ class Remote:
         self._stop_requested = asyncio.Event()
 
     def stop(self, *, force: bool) -> None:
-        """Stop at once: answers under way break off."""
+        """Stop at once: running answers break off."""
         self._stop_requested.set()
 
     def holder(self) -> None:
@@ -74,10 +74,10 @@ class Remote:
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
         self._warn_of_plain_text(spec)
         try:
-            upstream = self.upstream = await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+            upstream = self.upstream = await asyncio.to_thread(self._make_pool, spec, asyncio.get_running_loop())
         except OSError as error:  # ssl.SSLError is one
             return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {spec.ca_file}: {error}")
-        probing = asyncio.create_task(self._watch(upstream))
+        probing = asyncio.create_task(self._watch_probes(upstream))
         stopped = asyncio.create_task(self._stop_requested.wait())
         try:
             await asyncio.wait({probing, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,8 +90,8 @@ class Remote:
             await asyncio.wait({probing, stopped})
             await upstream.close()
 
-    def _pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
-        from supervisor.host.upstream.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
+    def _make_pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
+        from supervisor.host.upstream.remote import RemotePool  # noqa: PLC0415  # takes 0.1 s, only with remotes
 
         limits = self._limits
         return RemotePool(spec, loop, first_byte_s=limits.first_byte_s, idle_s=limits.stream_idle_s)
@@ -101,8 +101,8 @@ class Remote:
         if address.scheme == "http" and spec.key is not None and address.hostname not in _LOOPBACK:
             log.warning("remote.key_in_plain_text", model=self._key[0], address=spec.base_url)
 
-    async def _watch(self, upstream: RemotePool) -> None:
-        """Report what the probes say; does not end."""
+    async def _watch_probes(self, upstream: RemotePool) -> None:
+        """Probe the remote and report the results. Runs until cancelled."""
         interval_s = upstream.spec.probe_interval_s
         if interval_s is None:
             self._post(WorkerReady(*self._key))

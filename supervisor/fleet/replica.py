@@ -20,28 +20,28 @@ class Replica(Protocol):
 
     @property
     def upstream(self) -> Upstream | None:
-        """The address that its requests go to; None before it is ready for the first time."""
+        """The upstream for its requests; None before it is ready for the first time."""
 
     @property
     def metrics(self) -> tuple[Upstream, str] | None:
-        """The upstream and the path of its own metrics; None where it has none, or isn't ready."""
+        """The upstream and the path of its own metrics; None if it has none, or isn't ready."""
 
     @property
     def steps(self) -> tuple[Upstream, str] | None:
-        """The upstream and the path where it reports its requests' progress; None where it can't, or isn't ready."""
+        """The upstream and the path of its reports of its requests' progress; None if it has none, or isn't ready."""
 
     @property
     def progress(self) -> Progress | None:
         """The last known progress of its start; None: unknown."""
 
     async def run(self) -> Crash | None:
-        """Run it to its end. Returns None if it was stopped; a Crash if it ended, or had to be ended, without that."""
+        """Run the replica to its end. Returns None after `stop`; a Crash if it ended, or had to be ended, without `stop`."""
 
     def stop(self, *, force: bool) -> None:
         """Begin to stop; `force` skips the grace, also of a stop in progress."""
 
     def holder(self) -> HolderPids | None:
-        """Its processes, for the memory sampler; None where it takes no memory of this machine."""
+        """Its processes, for the memory sampler; None if it uses no memory of this machine."""
 
     def facts(self) -> WorkerFacts:
         """Its pid, port and the like for the admin API; never a secret."""

@@ -1,4 +1,4 @@
-"""The progress of requests that are computed in steps, as pictures are: a worker reports it on a path of its own."""
+"""The progress of requests that are computed in steps, such as pictures: a worker reports the steps on its own path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _StepReport(msgspec.Struct):
 
 
 async def steps_of(upstream: Upstream, path: str) -> Mapping[str, Step]:
-    """The steps of the worker's running requests, by `x-request-id`; empty where it doesn't answer in time."""
+    """The steps of the worker's running requests, by `x-request-id`; empty if the worker doesn't answer in time."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             response = await upstream.request("GET", path.encode(), [])

@@ -1,10 +1,10 @@
-"""A worker's life: one task takes it from its launch to its end and tells the engine by events.
+"""A worker's lifecycle: one task runs it from its launch to its end, and reports to the engine by events.
 
-place → start → probe until ready → watch → stop. Whatever ends a worker, its task ends after its whole process tree is gone
+place → start → probe until ready → watch → stop. In every case the task ends after the worker's whole process tree has exited
 and its port and connections are released. Before a worker is ready, and with every probe after that, each socket that
-listens on its port must belong to its own tree, so that no request goes to a stranger. An inconclusive probe is repeated.
+listens on its port must belong to its own tree, so that no request goes to another program. An inconclusive probe is repeated.
 
-Its launcher decides where and how its processes run.
+The worker's launcher decides where and how its processes run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = structlog.get_logger("llmux.worker")
 
 READINESS_TIMEOUT_S = 1.0  # or the interval, if that is shorter; likewise for liveness
 LIVENESS_TIMEOUT_S = 5.0
-LOOKS = 4  # at the steps of a request, in the time that it may be silent
+LOOKS = 4  # polls of the steps, in the time in which a request may be silent
 INFERENCE_INTERVALS = 3  # of liveness: a large model on a slow machine needs seconds for a token
 LOG_TAIL_LINES = 20
-ADOPTED_GRACE_S = 10.0  # of a worker whose model isn't configured any more
+ADOPTED_GRACE_S = 10.0  # of a worker whose model is no longer configured
 
 
 class Worker:
@@ -64,7 +64,7 @@ class Worker:
         *,
         parts_mib: Parts = (),
     ) -> None:
-        """`adopted`: the worker runs and is ready, as a predecessor left it. Its model may not be configured any more."""
+        """`adopted`: a ready worker that a predecessor started. Its model may be no longer configured."""
         assert model is not None or adopted is not None
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None
@@ -82,20 +82,20 @@ class Worker:
         self._log = launcher.log_path(key[0])
         self._port: int | None = None
         self._ready = False
-        self._runs_elsewhere = False  # what is in its own processes says nothing about its memory
+        self._runs_elsewhere = False  # in a container: its process tree doesn't show its memory
         self._started_at = time.monotonic()
-        self._stopped: asyncio.Future[None] = loop.create_future()
-        self._forced: asyncio.Future[None] = loop.create_future()
+        self._stop_requested: asyncio.Future[None] = loop.create_future()
+        self._force_requested: asyncio.Future[None] = loop.create_future()
         self._adopted = adopted
         if adopted is not None:
             self._port = adopted.spec.port
             self._started_at = adopted.started_at or self._started_at
             self._connect(adopted.spec)
 
-    # --------------------------------------------------------------------------------------------------- from outside
+    # ------------------------------------------------------------------------------------------------------ interface
 
     def stop(self, *, force: bool) -> None:
-        for request in (self._stopped, self._forced) if force else (self._stopped,):
+        for request in (self._stop_requested, self._force_requested) if force else (self._stop_requested,):
             if not request.done():
                 request.set_result(None)
 
@@ -116,7 +116,7 @@ class Worker:
             log=str(self._log),
         )
 
-    # ----------------------------------------------------------------------------------------------------------- life
+    # ------------------------------------------------------------------------------------------------------ lifecycle
 
     async def run(self) -> Crash | None:
         started = self._adopted
@@ -127,7 +127,7 @@ class Worker:
                 self._port = context.port
                 started = await self._launcher.start(self._key, self._model, context)
             except (RuntimeNotInstalledError, ModelUnusableError, LlmuxError, OSError) as error:
-                return _not_started(error)
+                return _start_crash(error)
         try:
             return await self._supervise(started)
         finally:
@@ -136,17 +136,17 @@ class Worker:
 
     async def _supervise(self, started: Started) -> Crash | None:
         self._runs_elsewhere = started.spec.kill_argv is not None
-        watched = asyncio.create_task(self._watch(started.spec))
+        watched = asyncio.create_task(self._probe(started.spec))
         exit_watch = asyncio.create_task(self._watch_exit(started))
         try:
-            await _any(started.exited, watched, self._stopped)
-        except asyncio.CancelledError:  # it is a successor's now
+            await _wait_for_any(started.exited, watched, self._stop_requested)
+        except asyncio.CancelledError:  # the worker belongs to a successor now
             watched.cancel()
             raise
         finally:
             exit_watch.cancel()
         if started.exited.done():
-            await _cancel(watched)
+            await _cancel_and_wait(watched)
             self._mark_unready("it ended")
             end = started.exited.result()
             lines = await self._last_lines(CRASH_LINES)
@@ -155,13 +155,13 @@ class Worker:
             return replace(ended, summary=ended.summary + hint, quote=ended.quote + hint) if hint else ended
         crash = None
         if watched.done():
-            crash = self._verdict(watched)
+            crash = self._crash_of_probe(watched)
             self._mark_unready(crash.operator_summary)
         else:
-            await _cancel(watched)
+            await _cancel_and_wait(watched)
         self._ready = False
-        # A worker that must be ended makes no use of its grace.
-        await self._end(started, at_once=crash is not None and started.spec.stop_argv is None)
+        # A worker that crashed or hangs gets no grace.
+        await self._stop_process_tree(started, at_once=crash is not None and started.spec.stop_argv is None)
         if crash is None:
             return None
         return replace(crash, log_tail=await self._last_lines(LOG_TAIL_LINES))
@@ -172,8 +172,8 @@ class Worker:
         except OSError:
             return ()
 
-    def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
-        """Why the worker must be ended. After a bug of ours, too: it must not run on unwatched."""
+    def _crash_of_probe(self, watched: asyncio.Task[Crash]) -> Crash:
+        """The reason why the worker must be ended: after a bug in the probes, too, because it must not run unwatched."""
         error = watched.exception()
         if error is None:
             return watched.result()
@@ -185,45 +185,45 @@ class Worker:
         self._mark_unready("it ended")
 
     def _mark_unready(self, reason: str) -> None:
-        """A worker that ends by itself gets no new requests while its remains are killed."""
+        """Send no new requests to a worker that ended by itself, while the rest of its tree is killed."""
         if self._ready:
             self._ready = False
             self._post(WorkerUnready(*self._key, reason))
 
-    async def _end(self, started: Started, *, at_once: bool) -> None:
-        """Stop the worker and wait until its process tree is gone. A forced stop cuts the grace short."""
-        grace_s = 0.0 if at_once or self._forced.done() else self._grace_s
+    async def _stop_process_tree(self, started: Started, *, at_once: bool) -> None:
+        """Stop the worker and wait until its process tree has exited. A forced stop ends the grace."""
+        grace_s = 0.0 if at_once or self._force_requested.done() else self._grace_s
         if grace_s > 0 and not started.exited.done():
             await self._launcher.stop(self._key, kill=False)
-            await _any(started.exited, self._forced, timeout_s=grace_s)
+            await _wait_for_any(started.exited, self._force_requested, timeout_s=grace_s)
         reported = False
         while not started.exited.done():  # again with each forced stop
-            self._forced = asyncio.get_running_loop().create_future()
+            self._force_requested = asyncio.get_running_loop().create_future()
             try:
                 await self._launcher.stop(self._key, kill=True)
             except UnkillableError as error:
                 if not reported:
                     self._post(WorkerUnkillable(*self._key, str(error)))
                 reported = True
-            await _any(started.exited, self._forced)
+            await _wait_for_any(started.exited, self._force_requested)
 
     # ---------------------------------------------------------------------------------------------------------- probes
 
-    async def _watch(self, spec: LaunchSpec) -> Crash:
-        """Probe the worker until it is ready, report that, and probe on. Returns the reason why it must be ended."""
+    async def _probe(self, spec: LaunchSpec) -> Crash:
+        """Probe the worker until it is ready, report that, and go on probing. Returns the reason why it must be ended."""
         if self.upstream is None:
-            crash = await self._until_ready(spec)
+            crash = await self._wait_until_ready(spec)
             if crash is not None:
                 return crash
             self._connect(spec)
             self._post(WorkerReady(*self._key))
         assert self.upstream is not None
-        watches = [self._while_ready(spec, self.upstream)]
+        watches = [self._probe_health(spec, self.upstream)]
         if self._model is not None and self._model.config.probe == "inference":
-            watches.append(self._while_computing(spec, self.upstream))
+            watches.append(self._probe_inference(spec, self.upstream))
         if self.steps is not None:
-            watches.append(self._while_stepping(*self.steps))
-        return await _first(watches)
+            watches.append(self._poll_steps(*self.steps))
+        return await _first_result(watches)
 
     def _connect(self, spec: LaunchSpec) -> None:
         limits = self._limits
@@ -242,7 +242,7 @@ class Worker:
             self.steps = (self.upstream, spec.progress)
         self._ready = True
 
-    async def _until_ready(self, spec: LaunchSpec) -> Crash | None:
+    async def _wait_until_ready(self, spec: LaunchSpec) -> Crash | None:
         assert self._model is not None
         config = self._model.config
         patience = StartupPatience(config.startup_timeout_s, config.startup_limit_s, self._started_at)
@@ -250,7 +250,7 @@ class Worker:
             look = await self._launcher.probe(self._key, READINESS_TIMEOUT_S, starting=True)
             if look.ready:
                 return None
-            crash = _misplaced(spec, look)
+            crash = _port_crash(spec, look)
             if crash is not None:
                 return crash
             now = time.monotonic()
@@ -261,7 +261,7 @@ class Worker:
                 return Crash(CrashClass.START_TIMEOUT, f"{reason}; {_probe_result_text(spec, look)}", quote=quote)
             await asyncio.sleep(startup_delay_s(now - self._started_at, spec.health.interval_s))
 
-    async def _while_ready(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
+    async def _probe_health(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
         limits, clock = self._limits, upstream.loop.time
         timeout_s = min(READINESS_TIMEOUT_S, limits.readiness_interval_s)
         long_timeout_s = min(LIVENESS_TIMEOUT_S, limits.liveness_interval_s)
@@ -273,7 +273,7 @@ class Worker:
             health = look.health
             if readiness.observe(health):
                 self._post(WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, health.detail))
-            crash = _misplaced(spec, look)
+            crash = _port_crash(spec, look)
             if crash is not None:
                 return crash
             if clock() - looked < limits.liveness_interval_s:
@@ -286,14 +286,14 @@ class Worker:
                 why = "its health check failed too often"
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {health.detail}")
 
-    async def _while_computing(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
-        """Send the model a small request while it has no others. Returns when it must be ended: it is healthy and doesn't compute.
+    async def _probe_inference(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
+        """Send the model a small request while it is idle. Returns when it must be ended: it is healthy, but doesn't compute.
 
-        A request under way may keep all of it busy, without a byte for as long as `first_byte_s`; after that it is suspect.
+        A running request may keep the whole worker busy without a byte, for at most `first_byte_s`; after that the worker is probed.
         """
         assert self._model is not None
         smallest = self._model.adapter.smallest_request(self._model.config)
-        assert smallest is not None, "the catalog has checked that"
+        assert smallest is not None, "the catalog checks that"
         path, request = smallest
         name = self._model.adapter.upstream_model(self._model.config) or base_of(self._key[0])
         body = json.dumps({"model": name, **request}).encode()
@@ -316,8 +316,8 @@ class Worker:
                 why = "it is healthy, and does not compute: its probe through inference failed too often"
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {result.detail}")
 
-    async def _while_stepping(self, upstream: UpstreamPool, path: str) -> Crash:
-        """Ask for the progress of its requests, which may take long without a byte: a worker that makes steps isn't silent."""
+    async def _poll_steps(self, upstream: UpstreamPool, path: str) -> Crash:
+        """Poll the progress of its requests, which may take long without a byte: a worker with new steps isn't silent."""
         before: Mapping[str, Step] = {}
         while True:
             await asyncio.sleep(min(self._limits.first_byte_s, self._limits.stream_idle_s) / LOOKS)
@@ -328,7 +328,7 @@ class Worker:
 
 
 def _probe_result_text(spec: LaunchSpec, look: Look) -> str:
-    """The result of a start's last probe, in words for everybody."""
+    """The result of a start's last probe, in words that clients may see."""
     if look.health.status is not None:
         return f"it answers {spec.health.path} with HTTP {look.health.status}"
     if look.elsewhere:
@@ -337,7 +337,7 @@ def _probe_result_text(spec: LaunchSpec, look: Look) -> str:
     return f"nothing answers on its port, {spec.port}"
 
 
-def _not_started(error: Exception) -> Crash:
+def _start_crash(error: Exception) -> Crash:
     match error:
         case RuntimeNotInstalledError():
             return Crash(CrashClass.NOT_INSTALLED, str(error))
@@ -351,30 +351,30 @@ def _not_started(error: Exception) -> Crash:
     return Crash(CrashClass.HOST if is_host else CrashClass.UNKNOWN, f"can't be started now: {error}")
 
 
-def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:
-    """A crash if another process listens on its port."""
+def _port_crash(spec: LaunchSpec, look: Look) -> Crash | None:
+    """The crash if another process listens on the worker's port; else None."""
     if look.owner in (Ownership.SHARED, Ownership.FOREIGN):
         return Crash(CrashClass.PORT, f"port {spec.port}: {look.owner}")
     return None
 
 
-async def _any(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    """Wait until one of them is done, or the time is over."""
+async def _wait_for_any(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of the futures is done, or the timeout is over."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _first(watches: list[Coroutine[Any, Any, Crash]]) -> Crash:
-    """The result of the first that returns; the others are cancelled."""
+async def _first_result(watches: list[Coroutine[Any, Any, Crash]]) -> Crash:
+    """The result of the first coroutine that returns; the others are cancelled."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
-        await _any(*tasks)
+        await _wait_for_any(*tasks)
         return next(task for task in tasks if task.done()).result()
     finally:
         for task in tasks:
-            await _cancel(task)
+            await _cancel_and_wait(task)
 
 
-async def _cancel(task: asyncio.Task[Crash]) -> None:
-    """Cancel it and ignore its result."""
+async def _cancel_and_wait(task: asyncio.Task[Crash]) -> None:
+    """Cancel the task, wait for its end, and ignore its result."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What the daemon's API takes and gives, as types: the daemon makes them, the API writes them, the command line reads them.
+"""The types of the daemon's API: the daemon makes the objects, the API encodes them, the command line decodes them.
 
-A field says here what it means, once; `/openapi.json`, docs/reference/api.md and the checks of requests follow from it.
+Each field's meaning is defined here, once; `/openapi.json`, docs/reference/api.md and the checks of requests follow from it.
 """

@@ -1,4 +1,4 @@
-"""Clients: tenants, and what they did."""
+"""Clients: tenants, and their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose clients do not wait: jobs, and files of requests."""
+"""Requests that are answered later: jobs, and files of requests."""
 
 from __future__ import annotations
 

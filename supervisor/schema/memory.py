@@ -70,7 +70,7 @@ class LeaseRequest(Struct, forbid_unknown_fields=True):
     holder: Annotated[
         str,
         Meta(
-            pattern=r"^(?!.*\n)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",  # Python's $ also stands before a last newline
+            pattern=r"^(?!.*\n)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",  # Python's $ also matches before a newline at the end
             description="letters, digits, dots, underscores and hyphens, at most 64: whose it is. Default: `partner`.",
         ),
     ] = "partner"

@@ -1,7 +1,7 @@
-"""How the API is described: an `Operation` for each method of a path, with JSON schemas, from structs or in few words.
+"""Describes the API: an `Operation` for each method of a path, with JSON schemas, made from structs or written directly.
 
-A dialect lists its own in a module called `operations`; those of the daemon follow from its functions (`supervisor.api`). Of all
-of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/reference/api.md (`tools.api_page`).
+A dialect lists its operations in a module `operations`; those of the daemon follow from its functions (`supervisor.api`).
+`/openapi.json` (`supervisor.api.openapi`) and docs/reference/api.md (`tools.api_page`) are made from all operations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 Schema = Mapping[str, Any]
-"""A JSON schema, of the dialect that OpenAPI 3.1 has: 2020-12."""
+"""A JSON schema, in OpenAPI 3.1's dialect: 2020-12."""
 Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
 Scope = Literal["inference", "admin", "metrics", "configure"]
-"""Of a key."""
+"""The scope of a key."""
 Fate = Literal["no effect", "named", "refused"]
-"""What becomes of a field that llmux knows and does nothing with. `named`: a value that asks for something is named as ignored."""
+"""The treatment of a known field without effect. `named`: a value that requests something is listed as ignored."""
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -29,7 +29,7 @@ FORM: Final = "multipart/form-data"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A part of the query, or a header. Those of the path are known by the path."""
+    """A parameter in the query, or a header. The path itself has its parameters."""
 
     name: str
     description: str
@@ -40,13 +40,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request, against the demo, and its answer.
+    """One request to the demo, and its answer.
 
-    `path` with the query, where it is not the operation's own. An `answer` of None is the one that was recorded last
-    (`python -m tools.api_examples`). `needs`: what the demo doesn't have for it; then the answer stands here.
+    `path`, with the query, if it differs from the operation's path. `answer` None: the last recorded answer
+    (`python -m tools.api_examples`). `needs`: the requirement that the demo lacks; then `answer` is given here.
     """
 
-    body: Any = None  # as JSON; a form's fields, where the operation takes a form
+    body: Any = None  # as JSON; the form's fields, if the operation takes a form
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     answer: Any = None
@@ -55,7 +55,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path. Several with the same path and method are one that is asked in several ways."""
+    """A method of a path. Several operations with the same path and method describe its different forms of requests."""
 
     method: Method
     path: str  # /v1/models/{name}
@@ -68,24 +68,24 @@ class Operation:
     is_body_optional: bool = False
     answer: Schema | None = None  # of JSON
     answer_type: str = JSON
-    stream_type: str | None = None  # of the answer, where the request wants a stream
-    other_types: tuple[str, ...] = ()  # of the answer, where the request wants another
+    stream_type: str | None = None  # of the answer, if the request wants a stream
+    other_types: tuple[str, ...] = ()  # of the answer, if the request wants another type
     status: int = 200
     other_statuses: tuple[int, ...] = ()  # with an answer of the same kind
-    errors: tuple[int, ...] = ()  # besides those that every request may get
-    aliases: tuple[str, ...] = ()  # paths that are the same
-    is_run: bool = False  # a model answers it, so it may fail as `supervisor.api.openapi.RUN_ERRORS` say
+    errors: tuple[int, ...] = ()  # in addition to those of every request
+    aliases: tuple[str, ...] = ()  # other paths of the same operation
+    is_run: bool = False  # does a model answer it, so that `supervisor.api.openapi.RUN_ERRORS` are possible?
     example: Example = Example()
 
     @property
     def name(self) -> str:
-        """How others call it."""
+        """The operation's name in links: its method and path."""
         return f"{self.method} {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one dialect, or one part of the daemon's own API, serves. `about`: in a sentence or two."""
+    """The operations of one dialect, or of one part of the daemon's own API. `about`: a sentence or two."""
 
     name: str
     about: str
@@ -97,12 +97,12 @@ class Section:
 
 
 def doc(about: str | None, fate: Fate | None = None, **limits: Any) -> msgspec.Meta:
-    """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`. `fate`: of one without use."""
+    """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`. `fate`: for a field without effect."""
     return msgspec.Meta(description=about, extra=None if fate is None else {"fate": fate}, **limits)
 
 
 def plain(markdown: str) -> str:
-    """Without links, which are those of a page in docs/."""
+    """The text without its Markdown links, which lead to pages in docs/."""
     text, *links = markdown.split("](")
     for link in links:
         before, _, label = text.rpartition("[")
@@ -115,13 +115,13 @@ class Open(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def schema_of(kind: Any, *, is_answer: bool = True) -> Schema:
-    """Of a type that msgspec knows; a struct's has its name. An answer has all fields that aren't UNSET."""
+    """The schema of a type that msgspec knows; a struct's name is its title. An answer has all fields that aren't UNSET."""
     (root,), parts = msgspec.json.schema_components([kind])
     opened = {each.__name__ for each in _with_subclasses(Open)}
     for part in parts.values():
         if part["title"] in opened:
             part["additionalProperties"] = True
-    found = _inlined(root, parts, is_answer=is_answer)
+    found = _inline_references(root, parts, is_answer=is_answer)
     assert isinstance(found, dict)
     return found
 
@@ -132,19 +132,21 @@ def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _with_subclasses(each)
 
 
-def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
-    """The schema with each part in place of the reference to it, as short as it can be said."""
+def _inline_references(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
+    """The schema with each reference replaced by its part, simplified."""
     if isinstance(schema, list):
-        return [_inlined(item, parts, is_answer=is_answer) for item in schema]
+        return [_inline_references(item, parts, is_answer=is_answer) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {
-        key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items() if key != "discriminator"
+        key: _inline_references(value, parts, is_answer=is_answer)
+        for key, value in schema.items()
+        if key != "discriminator"
     }
     if "$ref" in found:
-        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
+        part = _inline_references(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
         found = {**part, **found}
-        if "description" in schema:  # of a field, which says more than the name of its type
+        if "description" in schema:  # a field's description replaces the title of its type
             del found["title"]
     if isinstance(values := found.get("enum"), list):
         found |= {"const": found.pop("enum")[0]} if len(values) == 1 else {"type": "string"}
@@ -154,7 +156,7 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
             if isinstance(values := one.get("enum"), list):
                 one["enum"] = [*values, None]
             found = {**one, **found, "type": [name, "null"]}
-            if "title" not in schema:  # that of the struct, which is not null
+            if "title" not in schema:  # the title is the struct's, which is not null
                 found.pop("title", None)
     properties = schema.get("properties")
     if not found.get("required", True):
@@ -164,7 +166,7 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
         if required := [name for name, field in properties.items() if name in there or "default" in field]:
             found["required"] = required
         if found.get("additionalProperties") is False:
-            del found["additionalProperties"]  # more may come
+            del found["additionalProperties"]  # later versions may add fields
         for field in found["properties"].values():
             field.pop("default", None)
     return found

@@ -49,8 +49,8 @@ from supervisor.server.protocol import GuardedProtocol
 from supervisor.server.relay import relay
 from supervisor.server.request_id import STATE_KEY
 
-MOST_PLACES: Final = 1024
-LONGEST_PLACE: Final = 256
+MOST_PATH_INFOS: Final = 1024
+LONGEST_PATH: Final = 256
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 _BASE = re.compile("^/+((?:(?:v1|v2|api)(?=/))?)(?:/+(?=/))?")
@@ -60,7 +60,7 @@ _NOT_OFFERED = {
 }
 
 
-class _Place(NamedTuple):
+class _PathInfo(NamedTuple):
     """The scope and kind of a method and path, for clients of one dialect, by the configuration."""
 
     scope: str | None  # that a key needs
@@ -81,21 +81,21 @@ class Application:
         self._daemon = daemon
         self._extra_ports = extra_ports
         self._auth: Auth
-        self._others = Starlette(
+        self._starlette = Starlette(
             routes=[
                 *routing.routes(Api(daemon, reloader, Editor(daemon, reloader), Sets(daemon, reloader), handover)),
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *ui.routes(),
             ],
-            exception_handlers={LlmuxError: _refused, HTTPException: self._not_routed, Exception: _left_to_the_server},
+            exception_handlers={LlmuxError: _render_error, HTTPException: self._routing_error, Exception: _reraise},
         )
-        self._others.router.redirect_slashes = False  # a path is what it is: /health/ is not /health
+        self._starlette.router.redirect_slashes = False  # paths must match exactly: /health/ is not /health
         daemon.on_configure.append(self._configure)
         self._configure()
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
-        self._places: dict[tuple[OpenAI, str, str], _Place] = {}
+        self._path_infos: dict[tuple[OpenAI, str, str], _PathInfo] = {}
         self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
 
@@ -108,14 +108,14 @@ class Application:
         return check_line(self._daemon, endpoint, body)
 
     def close(self) -> None:
-        """End the endless responses. The event streams first send the requests that have ended so far."""
+        """End the endless responses. The event streams first send the records of requests that have ended."""
         self._daemon.requests.record()
         self._daemon.hub.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
-        if b"//" in scope["raw_path"]:  # of a base URL that ends with one, or has two
+        if b"//" in scope["raw_path"]:  # of a base URL that ends with a slash, or has two
             scope["path"] = _BASE.sub(r"/\1", scope["path"], count=1)
         dialect = dialect_of(scope)
         request_id = scope["state"][STATE_KEY]
@@ -129,49 +129,51 @@ class Application:
                 return
             head, gateway = head_of(scope), self._daemon.gateway
             method, path = scope["method"], scope["path"]
-            place = self._places.get((dialect, method, path)) or self._place(dialect, method, path)
-            if head.origin is not None and (cors := self._auth.cors(scope, place.scope)):
+            info = self._path_infos.get((dialect, method, path)) or self._path_info(dialect, method, path)
+            if head.origin is not None and (cors := self._auth.cors(scope, info.scope)):
                 request.extra = own + cors
                 if method == "OPTIONS":
-                    await Response(status_code=204)(scope, receive, _signed(send, request))
+                    await Response(status_code=204)(scope, receive, _with_common_headers(send, request))
                     return
-            request.key = scope["state"][KEY] = self._auth.authorize(head, dialect, place.scope)
-            is_inference = place.is_inference
+            request.key = scope["state"][KEY] = self._auth.authorize(head, dialect, info.scope)
+            is_inference = info.is_inference
             if not is_inference and (pattern := gateway.routes.pattern(scope)) is not None:
                 is_inference = not self._has_route(scope)
                 if is_inference:
-                    path = scope["path"] = pattern  # the worker gets the one that came
+                    path = scope["path"] = pattern  # the worker gets the client's path
             if not is_inference and client_of(scope) is not None:
                 raise refuse_tunnel(path)
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 try:
                     await gateway(scope, receive, send, request)
                 except ForDaemonError as for_daemon:
-                    await self._respond(for_daemon, dialect, scope, receive, _signed(send, request), request)
+                    await self._answer_itself(
+                        for_daemon, dialect, scope, receive, _with_common_headers(send, request), request
+                    )
             else:
-                await self._route(scope, receive, _signed(send, request), request)
+                await self._route(scope, receive, _with_common_headers(send, request), request)
         except HandedOverError:
             await self._relay(scope, receive, send, request)
         except LlmuxError as error:
-            await error_response(error, dialect)(scope, receive, _signed(send, request))
+            await error_response(error, dialect)(scope, receive, _with_common_headers(send, request))
 
-    def _place(self, dialect: OpenAI, method: str, path: str) -> _Place:
-        if len(self._places) >= MOST_PLACES:  # clients choose the paths, but few make sense
-            self._places.clear()
-        found = _Place(scope_for(path, dialect), self._daemon.gateway.routes.serves(method, path, dialect))
-        if found.is_inference or len(path) <= LONGEST_PLACE:
-            self._places[dialect, method, path] = found
+    def _path_info(self, dialect: OpenAI, method: str, path: str) -> _PathInfo:
+        if len(self._path_infos) >= MOST_PATH_INFOS:  # clients choose the paths, but few make sense
+            self._path_infos.clear()
+        found = _PathInfo(scope_for(path, dialect), self._daemon.gateway.routes.serves(method, path, dialect))
+        if found.is_inference or len(path) <= LONGEST_PATH:
+            self._path_infos[dialect, method, path] = found
         return found
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
-        """Let the successor answer the request, from the beginning."""
+        """Relay the request to the successor, which answers it from the beginning."""
         upstream, dialect, body = self._daemon.successor, request.dialect, request.waiting
         assert upstream is not None
         is_started = request.answering
         try:
             if body is None:
                 body = RequestBuffer(self._daemon.bodies)
-                body.keep(await self._whole(scope, receive, body))
+                body.keep(await self._read_whole_body(scope, receive, body))
             original = body.source or body
             await relay(scope, send, original, upstream, request.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
@@ -179,21 +181,21 @@ class Application:
                 event = error_event(error, dialect)
                 await send({"type": "http.response.body", "body": event, "more_body": False})
                 return
-            await error_response(error, dialect)(scope, receive, _signed(send, request))
+            await error_response(error, dialect)(scope, receive, _with_common_headers(send, request))
         finally:
             if body is not None:
                 body.release()
 
-    async def _whole(self, scope: Scope, receive: Receive, buffer: RequestBuffer) -> Bytes:
-        """The body of a request that another daemon answers. Raises LlmuxError."""
+    async def _read_whole_body(self, scope: Scope, receive: Receive, buffer: RequestBuffer) -> Bytes:
+        """Read the body of a request that another daemon answers. Raises LlmuxError."""
         try:
             return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, buffer)
         except TooLargeError as error:
-            if _is_upload(scope):  # this connection ends, and the next one is the other daemon's
+            if _is_upload(scope):  # this connection ends, and the client's next one goes to the other daemon
                 raise UnavailableError("Another llmux took over; send the file again.", retry_after_s=1) from error
             raise
 
-    async def _respond(
+    async def _answer_itself(
         self,
         for_daemon: ForDaemonError,
         dialect: OpenAI,
@@ -202,7 +204,7 @@ class Application:
         send: Send,
         request: Request,
     ) -> None:
-        """Let the daemon itself answer a request on a path of inference. A successor makes changes instead."""
+        """Answer a request on a path of inference by the daemon itself. If there is a successor, raises HandedOverError."""
         body = request.waiting
         assert body is not None
         try:
@@ -217,35 +219,35 @@ class Application:
         await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
-        await self._daemon.requests.recorded()  # whoever asks sees all that ended before
+        await self._daemon.requests.recorded()  # the answer must include all requests that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
         if scope["method"] not in SAFE and scope["path"] != UPGRADE:
-            # What changes something is for the daemon that goes on.
+            # During a handover, only the daemon that goes on may make changes.
             await self._daemon.settled.wait()
             if self._daemon.successor is not None:
                 raise HandedOverError
             if not _is_upload(scope):
-                receive = _keeping(receive, request)
-        # Starlette's patterns end at one, and ignore it at a path's end: it would serve another path than the authorised one.
+                receive = _keep_body(receive, request)
+        # Starlette's patterns stop at a newline, and ignore one at a path's end: it would serve another path than the authorised one.
         scope["path"] = scope["path"].replace("\n", "\u2424")
-        await self._others(scope, receive, send)
+        await self._starlette(scope, receive, send)
 
-    async def _not_routed(self, request: StarletteRequest, error: Exception) -> Response:
+    async def _routing_error(self, request: StarletteRequest, error: Exception) -> Response:
         """Starlette's own 404 and 405, with its headers."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
-        methods = {word for word in headers.pop("Allow", "").split(", ") if word}  # one route's alone
-        for route in self._others.routes:
+        methods = {word for word in headers.pop("Allow", "").split(", ") if word}  # only of one route
+        for route in self._starlette.routes:
             if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
                 methods |= route.methods or set()
-        refused = self._nothing_at(request.scope, ", ".join(sorted(methods)))
+        refused = self._not_found_error(request.scope, ", ".join(sorted(methods)))
         return error_response(refused, dialect_of(request.scope), headers)
 
     def _has_route(self, scope: Scope) -> bool:
         """Does the daemon answer this request itself?"""
-        return any(route.matches(scope)[0] is Match.FULL for route in self._others.routes)
+        return any(route.matches(scope)[0] is Match.FULL for route in self._starlette.routes)
 
-    def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
+    def _not_found_error(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
         if (instead := _NOT_OFFERED.get((method, path))) is not None:
             return NotFoundError(f"{path} is not offered. {instead}")
@@ -257,12 +259,12 @@ class Application:
 
 
 def _is_upload(scope: Scope) -> bool:
-    """May the body be too large to be held for a successor?"""
+    """May the body be too large to be buffered for a successor?"""
     return bool(scope["method"] == "POST" and scope["path"] == FILES)
 
 
-def _keeping(receive: Receive, request: Request) -> Receive:
-    """`receive`, which also keeps the body: a successor may have to read it, too."""
+def _keep_body(receive: Receive, request: Request) -> Receive:
+    """Wrap `receive` to keep the body as well: a successor may also have to read it."""
     read = bytearray()
 
     async def kept() -> Message:
@@ -283,24 +285,24 @@ def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, st
     return response
 
 
-async def _refused(request: StarletteRequest, error: Exception) -> Response:
+async def _render_error(request: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, LlmuxError)
     return error_response(error, dialect_of(request.scope))
 
 
-async def _left_to_the_server(_request: StarletteRequest, error: Exception) -> Response:
+async def _reraise(_request: StarletteRequest, error: Exception) -> Response:
     """Re-raise a bug, or the error of a response that can't be continued: the server protocol handles both."""
     raise error
 
 
-def _signed(send: Send, request: Request) -> Send:
-    """`send`, which adds to every response the request's id, its duration and the other common headers."""
+def _with_common_headers(send: Send, request: Request) -> Send:
+    """Wrap `send` to add the request's id, its duration and the other common headers to every response."""
 
-    async def signed(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             now = asyncio.get_running_loop().time()
             own = ((b"x-request-id", request.request_id), processing_ms(request.arrived_at, now), *request.extra)
             message["headers"] = [*message["headers"], *own]
         await send(message)
 
-    return signed
+    return send_with_headers

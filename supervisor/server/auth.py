@@ -1,6 +1,6 @@
 """Authorization: the allowed hosts and origins, the only credential extractor, and the scope that each path requires.
 
-It uses the same path as the application's routing and denies what no rule names. Without keys the daemon listens only on
+It uses the same path as the application's routing and denies paths without a rule. Without keys the daemon listens only on
 loopback and allows everything local; then the Host and Origin checks keep web pages in the user's browser out (DNS
 rebinding, cross-site requests).
 """
@@ -29,7 +29,7 @@ OWN_PAGES_ONLY = frozenset({"admin", "metrics", "configure"})
 """The scopes of paths that no page of another origin may call."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 MOST_HOSTS = 64
-"""Good Host fields that are remembered."""
+"""Most accepted Host fields that are kept."""
 LONGEST_HOST = 300
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """The names by which containers reach their host."""
@@ -39,7 +39,7 @@ _HEALTH = frozenset({"/health", "/v1/health", "/livez"})
 def own_names() -> frozenset[str]:
     """The names of this machine: its own, the one for its containers, and the one in its network (mDNS).
 
-    Anyone who controls the network's DNS or mDNS can claim each of them, and so rebind a page to it.
+    Anyone who controls the network's DNS or mDNS can claim each of these names, and so rebind a page to this machine.
     """
     name = socket.gethostname().lower()
     return CONTAINER_NAMES | ({name, f"{name.partition('.')[0]}.local"} - {"", ".local"})
@@ -52,9 +52,9 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
 
 
 def restrict_to_port(key: str, scope: Scope, dialect: Dialect) -> None:
-    """Refuse what an extra port doesn't serve: it serves a part of the main port's paths, under the same rules for keys.
+    """Refuse a path that an extra port doesn't serve: it serves some of the main port's paths, with the same rules for keys.
 
-    `key` of the section `server` names the port. Raises NotFoundError.
+    `key`: the port's key in the section `server`. Raises NotFoundError.
     """
     path = scope["path"]
     if key == OLLAMA:
@@ -71,10 +71,10 @@ def restrict_to_port(key: str, scope: Scope, dialect: Dialect) -> None:
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The one credential in these fields for credentials: `Authorization: Bearer`, or another header.
+    """The only credential in these fields: `Authorization: Bearer`, or another header.
 
     An empty credential counts as none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError for two
-    different credentials: which of them counts must not depend on the reader. Raises AuthenticationError for another scheme.
+    different credentials, because another program might use the other one. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
     for name, value in headers:
@@ -97,18 +97,18 @@ class Auth:
     """Checks every request before anything else looks at it."""
 
     def __init__(self, keyring: Keyring, server: ServerConfig, local: Key | None = None) -> None:
-        """`local`: the daemon's own key, which opens everything where keys are required."""
+        """`local`: the daemon's own key, which has all scopes if keys are required."""
         self._keyring = replace(keyring, keys=(*keyring.keys, local)) if keyring and local is not None else keyring
         named = {host.lower() for host in (*server.allowed_hosts, server.host)}
         self._hosts = LOOPBACK_NAMES | named
         self._own_names = own_names()
-        self._served_hosts: set[bytes] = set()  # fields that were found to be good
+        self._served_hosts: set[bytes] = set()  # Host fields that passed the check
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
     def authorize(self, head: RequestHead, dialect: Dialect, wanted: str | None) -> Key | None:
         """The request's key (None: an open path, or no keys are configured). Raises the client's error.
 
-        `wanted`: the scope that it needs, see `scope_for`.
+        `wanted`: the scope that the request needs, see `scope_for`.
         """
         if head.host is not None and head.host not in self._served_hosts:
             self._check_host(head.host)
@@ -135,7 +135,7 @@ class Auth:
         origin = head_of(scope).origin
         if origin is None or wanted != "inference":
             return []
-        if not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
+        if not self._is_allowed_origin(origin.decode("latin-1").lower().rstrip("/")):
             return []
         headers = [
             (b"access-control-allow-origin", origin),
@@ -147,7 +147,7 @@ class Auth:
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS":
-            # All headers it asks for: SDKs have dozens of their own, and the origin is trusted already.
+            # All requested headers: SDKs have dozens of their own, and the origin is already trusted.
             requested = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
             headers += [
                 (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -158,12 +158,12 @@ class Auth:
                 headers.append((b"access-control-allow-private-network", b"true"))
         return headers
 
-    def _is_allowed(self, origin: str) -> bool:
-        return _authority(origin)[0] in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
+    def _is_allowed_origin(self, origin: str) -> bool:
+        return _host_of_origin(origin)[0] in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
 
     def _check_host(self, value: bytes) -> None:
         host = _host_name(value.decode("latin-1"))
-        is_served = host in self._hosts or _is_address(host) or "*" in self._hosts
+        is_served = host in self._hosts or _is_ip_address(host) or "*" in self._hosts
         if not (is_served or (self._keyring and host in self._own_names)):  # a rebound page has no key
             raise ForbiddenError(
                 f"The host {host!r} is not served here; add it to server.allowed_hosts.",
@@ -173,17 +173,17 @@ class Auth:
             self._served_hosts.add(value)
 
     def _check_origin(self, head: RequestHead, wanted: str | None) -> None:
-        """The daemon's own pages may call everything, those of other allowed origins only paths up to the scope inference.
+        """Raises ForbiddenError. The daemon's own pages may call all paths, pages of other allowed origins only inference.
 
-        Images, frames and links send no Origin, but browsers report whether they are on another site's page.
+        Images, frames and links send no Origin, but browsers report in `Sec-Fetch-Site` whether the page is another site's.
         """
         if head.origin is not None:
             origin = head.origin.decode("latin-1").lower().rstrip("/")
-            if _is_own(origin, head.host):
+            if _is_own_page(origin, head.host):
                 return
             if wanted in OWN_PAGES_ONLY:
                 raise ForbiddenError("Pages of other origins may not call this.", code="origin_not_allowed")
-            if not self._is_allowed(origin):
+            if not self._is_allowed_origin(origin):
                 raise ForbiddenError(
                     f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
                     code="origin_not_allowed",
@@ -195,12 +195,12 @@ class Auth:
             raise ForbiddenError("Pages of other sites may not refer to this.", code="origin_not_allowed")
 
 
-def _is_own(origin: str, host: bytes | None) -> bool:
-    """Is the origin llmux's own page, whose host was checked? The scheme may differ: a reverse proxy may terminate TLS."""
-    return bool(host) and host is not None and _authority(origin)[1] == host.decode("latin-1").strip().lower()
+def _is_own_page(origin: str, host: bytes | None) -> bool:
+    """Is this the origin of llmux's own page? Its host was checked. The scheme may differ: a reverse proxy may terminate TLS."""
+    return bool(host) and host is not None and _host_of_origin(origin)[1] == host.decode("latin-1").strip().lower()
 
 
-def _authority(origin: str) -> tuple[str | None, str]:
+def _host_of_origin(origin: str) -> tuple[str | None, str]:
     """The host name, and the host with its port, of an origin; neither for an origin that is no URL."""
     try:
         parts = urlsplit(origin)
@@ -209,8 +209,8 @@ def _authority(origin: str) -> tuple[str | None, str]:
     return parts.hostname, parts.netloc
 
 
-def _is_address(host: str) -> bool:
-    """Is the host an address? DNS can't rebind an address: a page that reaches llmux by one was loaded from it."""
+def _is_ip_address(host: str) -> bool:
+    """Is the host an IP address? DNS can't rebind an address: a page that calls llmux by one was loaded from that address."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -1,13 +1,13 @@
-"""How the server learns that clients left, although it reads nothing from them: a few in each turn of the loop.
+"""Detects that clients disconnected, although the server reads nothing from them: a few clients in each turn of the loop.
 
-- `Crowd` spreads the work. Thousands of clients may leave at once; what follows takes a moment for each of them.
-- `HangUps` watches connections for their end alone, with one epoll for all of them. The event loop itself would read the end
+- `Crowd` spreads the work. Thousands of clients may disconnect at once, and each takes some time to clean up.
+- `HangUps` watches connections only for their end, with one epoll for all connections. The event loop itself would read the end
   of every connection in the turn in which it comes, which takes 10 µs for each.
-- `HalfClosed` tells a client that left from one that has sent all it wants to say (`nc -N`): both sent a FIN. They differ in
-  what they do with further bytes: the kernel of a client that left answers them with a reset, at once. So the server sends a
-  few bytes that change nothing (`ResponseCycle.probe`), and from then on watches the connection for the reset. The event loop
-  would miss it: after the end of the input it no longer looks at the socket. A client that leaves later is found by a later
-  probe, or by the next piece of its answer.
+- `HalfClosed` distinguishes a client that disconnected from one that only closed its sending side (`nc -N`): both sent a FIN.
+  The kernel of a disconnected client answers further bytes with a reset, at once. So the server sends a few bytes without
+  effect (`ResponseCycle.probe`), and from then on watches the connection for the reset. The event loop would miss the reset:
+  after the end of the input it no longer watches the socket. A client that disconnects later is found by a later probe, or by
+  the next chunk of its answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-MOST_IN_A_TURN: Final = 32  # clients; each takes less than 0.1 ms, with what follows in the next turn
+MOST_IN_A_TURN: Final = 32  # clients; each takes less than 0.1 ms, with its work in the next turn
 PROBE_EVERY_S: Final = 10.0
-MOST_PROBES: Final = 12  # parsers take 16 digits of a chunk's size
+MOST_PROBES: Final = 12  # parsers accept 16 digits of a chunk's size
 
 
 class Crowd:
@@ -36,7 +36,7 @@ class Crowd:
     def call(self, callback: Callable[[], None]) -> None:
         """Call `callback` now or soon. It must not raise."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # tests have one after the other
+        if loop is not self._loop:  # tests use several loops in sequence
             self._loop, self._made, self._waiting = loop, 0, deque()
         self._waiting.append(callback)
         if self._made < self._most:
@@ -63,11 +63,11 @@ class HangUps:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
-        """Create the epoll for the running loop, if there is none yet: later there may be no descriptor left. Raises OSError."""
+        """Create the epoll for the running loop, once: later there may be no free descriptor. Raises OSError."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._epoll, self._loop = select.epoll(), loop
-            loop.add_reader(self._epoll.fileno(), self._poll)
+            loop.add_reader(self._epoll.fileno(), self._run_callbacks)
 
     def watch(self, descriptor: int, events: int, callback: Callable[[], None]) -> None:
         """Call `callback` once: at these epoll events, or when the connection is reset. Watch no descriptor twice."""
@@ -75,12 +75,12 @@ class HangUps:
         self._calls[descriptor] = callback
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching. Call it before the descriptor is closed."""
+        """Stop watching. Call this before the descriptor is closed."""
         del self._calls[descriptor]
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
 
-    def _poll(self) -> None:
+    def _run_callbacks(self) -> None:
         for descriptor, _ in self._epoll.poll(0, MOST_IN_A_TURN):
             if (callback := self._calls.get(descriptor)) is not None:
                 callback()
@@ -89,7 +89,7 @@ class HangUps:
 class HalfClosed:
     """Aborts the transport of a client that sent a FIN once the client resets the connection, until `close`.
 
-    `probe` provokes the reset, or returns False where it can't.
+    `probe` provokes the reset, or returns False if that is impossible.
     """
 
     def __init__(self, transport: asyncio.Transport, probe: Callable[[], bool]) -> None:
@@ -100,7 +100,7 @@ class HalfClosed:
         HANG_UPS.watch(self._descriptor, 0, transport.abort)
 
     def is_alive(self) -> bool:
-        """Probe now, and again every `PROBE_EVERY_S`. False: there is no way to tell whether the client is alive."""
+        """Probe now, and again every `PROBE_EVERY_S`. False: it can't be found out whether the client is alive."""
         self._probes_left -= 1
         if self._probes_left:
             self._timer = asyncio.get_running_loop().call_later(PROBE_EVERY_S, self.is_alive)

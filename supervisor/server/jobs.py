@@ -1,4 +1,4 @@
-"""A job's request, sent through the gateway as if its client had sent it, with the headers that say who asks and how urgently."""
+"""Sends a job's request through the gateway as if its client had sent it, with the headers for its tenant and priority."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from supervisor.server.request_id import STATE_KEY
 
 _FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
 FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(path)))
-"""What takes a form: fields that hold a data URL are sent as files."""
+"""Paths that take a form: fields with a data URL are sent as files."""
 _Decoded = dict[str, Any]
 
 
@@ -49,9 +49,9 @@ async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
     content_type = b"application/json"
     if job.endpoint in FORMS:
         try:
-            content_type, body = await asyncio.to_thread(_as_form, body)
+            content_type, body = await asyncio.to_thread(_encode_form, body)
         except LlmuxError as error:
-            return Answer(int(error.status), "", b"", _error(error_body(error, OPENAI)))
+            return Answer(int(error.status), "", b"", _decode_error(error_body(error, OPENAI)))
     headers = [(name.encode(), value.encode("latin-1")) for name, value in job.headers.items()]
     headers += [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     disconnect = Disconnect(lambda: None)
@@ -70,11 +70,11 @@ async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
     limits = daemon.catalog.limits
     dialect, buffer = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
     response = _Response(body, buffer, is_kept=kept_as is None)
-    del body  # the gateway's from now on: it counts it, and may write it to disk
+    del body  # belongs to the gateway from now on, which counts it and may write it to disk
     request = Request(request_id, asyncio.get_running_loop().time(), dialect, response=kept_as)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
-        request.key = _key(daemon, job.owner)
+        request.key = _valid_key(daemon, job.owner)
         if request.key is None:
             message = "The key that it came with is no longer there, or allows no inference."
             return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
@@ -87,38 +87,38 @@ async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
     except (LlmuxError, ResponseOverError) as error:
-        return _failed(error, dialect)
+        return _failed_answer(error, dialect)
     else:
         answer = response.answer()
-        if answer.error is None and kept_as is None:  # which is kept where it is looked for
-            taken, buffer = buffer, Gathered()
-            return replace(answer, buffer=taken)
+        if answer.error is None and kept_as is None:  # a stored response is kept in the response store instead
+            answer_buffer, buffer = buffer, Gathered()
+            return replace(answer, buffer=answer_buffer)
         return replace(answer, body=b"")
     finally:
         buffer.release()
-        if request.waiting is not None:  # nobody else sends it
+        if request.waiting is not None:  # no relay uses it
             request.waiting.release()
 
 
-def _failed(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:
-    why = error if isinstance(error, LlmuxError) else error.__cause__  # what broke the answer off
-    if not isinstance(why, LlmuxError):
-        why = UpstreamError(str(error))
-    retry_after_s = None if why.lasts else why.retry_after_s
-    return Answer(int(why.status), "", b"", _error(error_body(why, dialect)), retry_after_s)
+def _failed_answer(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:
+    cause = error if isinstance(error, LlmuxError) else error.__cause__
+    if not isinstance(cause, LlmuxError):
+        cause = UpstreamError(str(error))
+    retry_after_s = None if cause.lasts else cause.retry_after_s
+    return Answer(int(cause.status), "", b"", _decode_error(error_body(cause, dialect)), retry_after_s)
 
 
-def _key(daemon: Daemon, key_id: str) -> Key | None:
-    """The key of this id, if it still opens what the job asks for."""
+def _valid_key(daemon: Daemon, key_id: str) -> Key | None:
+    """The key with this id, if it is still valid for inference."""
     for key in (*daemon.keyring.keys, daemon.local_key):
         if key is not None and key.id == key_id:
-            is_open = Scope.INFERENCE in key.scopes and (key.expires is None or key.expires > time.time())
-            return key if is_open else None
+            is_valid = Scope.INFERENCE in key.scopes and (key.expires is None or key.expires > time.time())
+            return key if is_valid else None
     return None
 
 
 class _Response:
-    """Takes what the gateway sends, of which `buffer` counts the body. Of an answer that isn't kept here only an error is."""
+    """The gateway's client: collects the response. `buffer` counts the body. Without `is_kept`, only an error's body is kept."""
 
     def __init__(self, body: bytes, buffer: Gathered, *, is_kept: bool) -> None:
         self._request: bytes | None = body
@@ -131,7 +131,7 @@ class _Response:
     async def receive(self) -> Message:
         body, self._request = self._request, None
         if body is None:
-            await asyncio.Event().wait()  # this client never leaves
+            await asyncio.Event().wait()  # this client never disconnects
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: Message) -> None:
@@ -149,11 +149,11 @@ class _Response:
             return Answer(self._status, content_type, self._body)
         retry_after = self._headers.get(b"retry-after", b"")
         waits = self._status in {429, 503} and retry_after.isdigit()
-        return Answer(self._status, content_type, b"", _error(self._body), float(retry_after) if waits else None)
+        return Answer(self._status, content_type, b"", _decode_error(self._body), float(retry_after) if waits else None)
 
 
-def _error(body: Bytes) -> _Decoded:
-    """An error as an endpoint's clients get it, without what is around it."""
+def _decode_error(body: Bytes) -> _Decoded:
+    """The error object in the body of an error response."""
     try:
         found = msgspec.json.decode(body)
     except UNREADABLE:
@@ -162,8 +162,8 @@ def _error(body: Bytes) -> _Decoded:
     return error if isinstance(error, dict) else {"message": str(error)}
 
 
-def _as_form(body: bytes) -> tuple[bytes, bytes]:
-    """A JSON body as a multipart form, and its content type. A null is left out. Raises InvalidRequestError."""
+def _encode_form(body: bytes) -> tuple[bytes, bytes]:
+    """The content type and the body of a multipart form for a JSON body. Nulls are left out. Raises InvalidRequestError."""
     boundary = secrets.token_hex(16).encode()
     parts = []
     try:
@@ -172,12 +172,12 @@ def _as_form(body: bytes) -> tuple[bytes, bytes]:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     for name, value in fields.items():
         for each in value if isinstance(value, list) else [] if value is None else [value]:
-            data, head = _part(name, each)
+            data, head = _encode_part(name, each)
             parts.append(b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, head, data))
     return b"multipart/form-data; boundary=" + boundary, b"".join(parts) + b"--%b--\r\n" % boundary
 
 
-def _part(name: str, value: object) -> tuple[bytes, bytes]:
+def _encode_part(name: str, value: object) -> tuple[bytes, bytes]:
     quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").encode()
     head = b'name="%b"' % quoted
     if isinstance(value, str) and value.startswith("data:"):

@@ -1,6 +1,6 @@
 """Checks that the installed uvicorn has the mostly private parts that `protocol`, `response_cycle` and the server subclass.
 
-A tested version is accepted as it is. Another one is checked before it serves: most minor versions change nothing there.
+A tested version is accepted without a check. Another version is checked before it serves: most minor versions don't change these.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ class UnknownUvicornError(LlmuxError):
 
 
 def refuse_unknown_uvicorn() -> None:
-    """Raises UnknownUvicornError, with the remedy, where uvicorn lacks such a part. Costs nothing for a tested version."""
-    if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _incompatibility()):
+    """Raises UnknownUvicornError, with the remedy, if uvicorn lacks such a part. Checks nothing for a tested version."""
+    if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _find_missing_parts()):
         raise UnknownUvicornError(
             f"uvicorn {uvicorn.__version__} doesn't fit: {wrong}. This llmux was tested with {TESTED}. "
             f'Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux'
         )
 
 
-def _incompatibility() -> str:
+def _find_missing_parts() -> str:
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
     try:
         from uvicorn.protocols.http import flow_control, httptools_impl  # noqa: PLC0415
         from uvicorn.server import ServerState  # noqa: PLC0415
 
-        import supervisor.server.protocol  # noqa: PLC0415, F401  # which imports all that is used
+        import supervisor.server.protocol  # noqa: PLC0415, F401  # imports all used parts
         from supervisor.server.response_cycle import ResponseCycle  # noqa: PLC0415
 
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             protocol = httptools_impl.HttpToolsProtocol(config, state := ServerState(), {}, loop)
         cycle, flow = ResponseCycle(protocol, keep_alive=True), flow_control.FlowControl(asyncio.Transport())
-    except Exception as error:  # noqa: BLE001  # any of this may not be there, or be something else
+    except Exception as error:  # noqa: BLE001  # any of these may be missing or different
         return str(error)
     made = zip((protocol, cycle, flow, state, uvicorn.Server(config)), USED.items(), strict=True)
     lacking = [(kind, name) for each, (kind, names) in made for name in names.split() if not hasattr(each, name)]

@@ -1,12 +1,12 @@
 """uvicorn's httptools protocol with the guards it lacks.
 
-The headers of a request have a deadline and a size limit. Its body has a deadline and a minimum rate, and so does a client that
-reads its answer. A client has a limited number of connections, and may end its side of one before it has the answer.
+The headers of a request have a deadline and a size limit. Its body has a deadline and a minimum rate; reading the answer has a
+minimum rate. A client has a limited number of connections, and may close its sending side before it has the answer.
 Ambiguous requests (Content-Length with Transfer-Encoding, not exactly one Host) are rejected before they get a scope. Trailers
 are dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
 body is read and dropped: if bytes are unread at the close, the kernel discards the response. A rejection is a JSON error
-response, and the connection closes. The scope has a `Disconnect`, so a request learns at once that its client
-disconnected. If an application fails after its response began, its connection is cut, so the response never looks complete.
+response, and the connection closes. The scope has a `Disconnect`, which reports at once that the client disconnected. If an
+application fails after its response began, its connection is cut, so the response never looks complete.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ _connections: Counter[str] = Counter()  # open ones, by the client's address
 
 
 class TooManyConnectionsError(RateLimitError):
-    """The client's address has as many connections as it may."""
+    """The client's address has the maximum number of connections."""
 
     code = "too_many_connections"
 
 
 class TunnelledClient:
-    """A client that has a WebSocket: what it sends, and when anything last passed."""
+    """A client with a WebSocket: its bytes, and the time of the last traffic."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self.received = asyncio.StreamReader(_TUNNEL_BUFFER, loop)
         self.received.set_transport(transport)
-        self.last_at = loop.time()  # when something passed, in either direction
+        self.last_at = loop.time()  # time of the last traffic, in either direction
         self._loop = loop
 
     def feed(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Accept bytes from the client."""
         self.last_at = self._loop.time()
         self.received.feed_data(data)
 
     def is_silent(self) -> bool:
-        """Has nothing passed for so long that the client counts as one that has stopped reading?"""
+        """Was there no traffic for so long that the client counts as not reading?"""
         return self._loop.time() - self.last_at >= TUNNEL_SILENT_S
 
 
@@ -85,12 +85,12 @@ class GuardedProtocol(HttpToolsProtocol):
     head_limit = 64 * 1024  # bytes of request line and headers
     head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
     body_s = 600.0  # from the first piece of a body to its end
-    body_window_s = 30.0  # within which a client sends at the least rate
-    read_window_s = 120.0  # within which a client reads at the least rate what we have to send
+    body_window_s = 30.0  # window for the minimum rate of a client's body
+    read_window_s = 120.0  # window for the minimum rate of a client's reading
     least_bytes_per_s = 1024.0  # 0: any byte within a window is enough
     most_connections = 1024  # of a client's address; 0: any number
     linger_s = 2.0  # for a client to read an early answer while it still sends
-    linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
+    linger_bytes = 64 * 1024 * 1024  # the most bytes that it may send meanwhile
 
     def __init__(
         self,
@@ -112,7 +112,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._slow_sender: SlowSender | None = None
         self._slow_reader: SlowReader | None = None
         self._half_closed: HalfClosed | None = None
-        self._waits: int | None = None  # the connection's descriptor, while the server watches for its end alone
+        self._watched_descriptor: int | None = (
+            None  # the connection's descriptor, while the server only watches for its end
+        )
         self._has_ended = False  # the client's side of it
         self._address: str | None = None  # counted in `_connections`
         self._serving: ResponseCycle | None = None
@@ -153,24 +155,26 @@ class GuardedProtocol(HttpToolsProtocol):
     def _read_while_blocked(self) -> int | None:
         """See `Disconnect`."""
         if self._tunnelled is not None and self._tunnelled.is_silent():
-            return 0  # it holds the worker up, as one that reads nothing
+            return 0  # it blocks the worker like a client that reads nothing
         return read_while_blocked(self.flow, self.transport)
 
     def _wait_long(self) -> None:
-        """Read nothing until the answer is sent. `HANG_UPS` tells of the connection's end."""
-        if self._waits is None and not (self._has_ended or self._in_message or self.transport.is_closing()):
-            self._waits = self.transport.get_extra_info("socket").fileno()
+        """Read nothing until the answer is sent. `HANG_UPS` reports the connection's end."""
+        if self._watched_descriptor is None and not (
+            self._has_ended or self._in_message or self.transport.is_closing()
+        ):
+            self._watched_descriptor = self.transport.get_extra_info("socket").fileno()
             self.flow.pause_reading()
-            HANG_UPS.watch(self._waits, select.EPOLLRDHUP, self._read_again)
+            HANG_UPS.watch(self._watched_descriptor, select.EPOLLRDHUP, self._resume_after_wait)
 
-    def _read_again(self) -> None:
-        self._forget_waiting()
+    def _resume_after_wait(self) -> None:
+        self._stop_end_watch()
         self.flow.resume_reading()
 
-    def _forget_waiting(self) -> None:
-        if self._waits is not None:
-            HANG_UPS.forget(self._waits)
-            self._waits = None
+    def _stop_end_watch(self) -> None:
+        if self._watched_descriptor is not None:
+            HANG_UPS.forget(self._watched_descriptor)
+            self._watched_descriptor = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -181,32 +185,32 @@ class GuardedProtocol(HttpToolsProtocol):
         for watch in (self._slow_reader, self._half_closed):
             if watch is not None:
                 watch.close()
-        self._forget_waiting()
+        self._stop_end_watch()
         if self._address is not None:
             _connections[self._address] -= 1
             if not _connections[self._address]:
                 del _connections[self._address]
-        self._refusal = None  # it keeps the frames that it passed, and they this object
+        self._refusal = None  # breaks a reference cycle through the error's traceback
         DISCONNECTS.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """True keeps the connection: for an answer that is still to come, see `HalfClosed`; else until its turn to be closed."""
+        """True keeps the connection: for an answer that is not sent yet, see `HalfClosed`; else until `DISCONNECTS` closes it."""
         serving, self._has_ended = self._serving, True
-        self._forget_waiting()
+        self._stop_end_watch()
         if self._tunnelled is not None:
-            self._tunnelled.received.feed_eof()  # a WebSocket ends by frames: this client has gone
+            self._tunnelled.received.feed_eof()  # a WebSocket ends by frames: this client has disconnected
         elif serving is not None and not serving.response_complete:
             if self._linger_left is not None:  # the answer to a body that failed is on its way
                 return True
             if not self._in_message:
                 self.cycle.keep_alive = False
-                DISCONNECTS.call(partial(self._probe, serving))
+                DISCONNECTS.call(partial(self._probe_half_closed, serving))
                 return True
-        DISCONNECTS.call(self.transport.close)  # takes longer than all the rest
+        DISCONNECTS.call(self.transport.close)  # the slowest part
         return True
 
-    def _probe(self, serving: ResponseCycle) -> None:
-        """Has the client left, or does it wait for this answer?"""
+    def _probe_half_closed(self, serving: ResponseCycle) -> None:
+        """Find out whether the client disconnected, or waits for this answer. Closes the connection if that is impossible."""
         if self.transport.is_closing():
             return
         self._half_closed = HalfClosed(self.transport, serving.probe)
@@ -277,7 +281,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._slow_reader is not None:
             self._slow_reader.resumed()
 
-    def _linger(self) -> None:
+    def _close_soon(self) -> None:
         """End the server's side now, and the connection soon after."""
         self._linger_left = self.linger_bytes
         self.transport.write_eof()
@@ -378,7 +382,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Continue without the upgrade: some clients offer h2c with every request, and the parser then skips the body."""
+        """Parse the request again without the upgrade: some clients offer h2c with every request, and the parser skips the body then."""
         parser, self.parser = self.parser, httptools.HttpRequestParser(self)
         self._upgrading = False
         head = without_upgrade(parser.get_method(), parser.get_http_version(), self.url, self.headers)
@@ -397,12 +401,12 @@ class GuardedProtocol(HttpToolsProtocol):
         for name, value in (*error_headers(error, body), *own):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))
-        self._linger()
+        self._close_soon()
 
     # WebSockets: see `gateway.tunnel.Client`
 
     def begin(self, head: bytes) -> asyncio.StreamReader:
-        """Answer the handshake. From now on the client's bytes are the worker's."""
+        """Answer the handshake. From now on the client's bytes go to the worker."""
         self._unset_keepalive_if_required()
         self._tunnelled = TunnelledClient(self.loop, self.transport)
         self.flow.resume_reading()
@@ -411,7 +415,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._tunnelled.received
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, once the client has taken those before."""
+        """Send bytes, after the client has read enough of the earlier ones."""
         assert self._tunnelled is not None
         self._tunnelled.last_at = self.loop.time()
         if self.flow.write_paused:
@@ -424,30 +428,30 @@ class GuardedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._forget_waiting()
+        self._stop_end_watch()
         self.flow.resume_reading()
         if not self.cycle.keep_alive and self.cycle.response_complete and self.cycle.more_body:
-            self._linger()
+            self._close_soon()
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
-            self._look_at_idleness_in(self.timeout_keep_alive)
+            self._schedule_idle_check(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection. One timer serves all of its requests: one for each would cost as much as parsing it."""
+        """Close an idle connection. One timer serves all of its requests: a timer for each would cost as much as parsing."""
         now = self.loop.time()
         if self._in_message or not self.cycle.response_complete:
             self._idle_since = now
         left_s = self._idle_since + self.timeout_keep_alive - now
         if left_s > 0:
-            self._look_at_idleness_in(left_s)
+            self._schedule_idle_check(left_s)
         else:
             self.transport.close()
 
-    def _look_at_idleness_in(self, seconds: float) -> None:
+    def _schedule_idle_check(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _start_asgi_task(self, cycle: ResponseCycle, app: Any) -> None:  # type: ignore[override]  # all our cycles are
@@ -464,17 +468,17 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             raise
         except Exception:
-            log.exception("http.application_failed", **_about(cycle.scope))
-            await self._give_up(cycle)
+            log.exception("http.application_failed", **_request_fields(cycle.scope))
+            await self._answer_internal_error(cycle)
         else:
             if not cycle.response_complete and not cycle.disconnected:
-                log.error("http.response_incomplete", **_about(cycle.scope))
-                await self._give_up(cycle)
+                log.error("http.response_incomplete", **_request_fields(cycle.scope))
+                await self._answer_internal_error(cycle)
         finally:
-            self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
+            self.tasks.discard(cycle.task)  # here: a callback of the task would run in another turn of the loop
             cycle.on_response, cycle.task = lambda: None, None  # breaks reference cycles
 
-    async def _give_up(self, cycle: ResponseCycle) -> None:
+    async def _answer_internal_error(self, cycle: ResponseCycle) -> None:
         if cycle.response_started:
             cycle.cut()
             return
@@ -487,7 +491,7 @@ class GuardedProtocol(HttpToolsProtocol):
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _about(scope: HTTPScope) -> dict[str, str]:
+def _request_fields(scope: HTTPScope) -> dict[str, str]:
     # Not decoded: the decoded path could contain anything, also terminal control codes.
     path = scope["raw_path"].decode("latin-1")[:200]
     return {"method": scope["method"], "path": path, "request_id": scope["state"][STATE_KEY].decode()}

@@ -1,7 +1,7 @@
-"""Relays a request to another daemon: the request goes there as it came, and the response comes back unchanged.
+"""Relays a request to another daemon: the request is sent unchanged, and the response comes back unchanged.
 
-After an upgrade the old daemon still has its clients' connections. Requests that arrive on them, or wait for a model, go
-to the successor, which authorises and answers them.
+After an upgrade the old daemon still has its clients' connections. Requests that arrive on these connections, or wait for a model,
+go to the successor, which authorises and answers them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ async def relay(
     *,
     is_started: bool,
 ) -> None:
-    """Send the request to `upstream`. `is_started`: the client already has the head of an event stream, so errors go into it.
+    """Send the request to `upstream`. `is_started`: the client already has the head of an event stream, so errors become events.
 
     Raises UpstreamError while nothing was sent, later ResponseBrokenError, unless a stream can end with the error;
     ClientDisconnectedError.
     """
     headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
     headers.append((b"x-request-id", request_id))
-    if all(name != b"host" for name, _ in headers):  # HTTP/1.0 may do without, what is sent here may not
+    if all(name != b"host" for name, _ in headers):  # optional in HTTP/1.0, required in HTTP/1.1
         headers.append((b"host", b"localhost"))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     stream_type, tail = EVENTS if is_started else b"", b""

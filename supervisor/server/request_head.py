@@ -1,4 +1,4 @@
-"""Refuses request lines and headers that llhttp accepts and llmux doesn't."""
+"""Refuses request lines and headers that llhttp accepts and llmux doesn't allow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def headers_too_large(limit: int) -> HeadersTooLargeError:
 def refused_head(
     method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]], limit: int
 ) -> LlmuxError | None:
-    """The error for a request's line and headers, which may have at most `limit` bytes; None for a valid head."""
+    """The error for an invalid request line or invalid headers, of more than `limit` bytes or ambiguous; None for a valid head."""
     hosts = framings = 0
     host = b""
     size = len(url)
@@ -58,20 +58,20 @@ def refused_head(
         allowed = b", ".join(sorted(METHODS)).decode()
         return MethodNotAllowedError("This method is not supported.", allowed=allowed)
     if url[:1] != b"/" and not url.lower().startswith(b"http://%b/" % host.strip().lower()):
-        # A whole address counts more than the Host field, and only that one is checked.
+        # A whole address takes precedence over the Host field, but only the Host field is checked.
         return InvalidRequestError("The request's address names another host than its Host field.")
     return refusal
 
 
 def without_upgrade(method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The head in its form on the wire, without the offer of another protocol."""
+    """The head as bytes for the wire, without the offer of another protocol."""
     lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
     lines += [b"%b: %b" % field for field in headers if field[0] not in _UPGRADE_FIELDS]
     return b"\r\n".join((*lines, b"\r\n"))
 
 
 def split_url(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query, in their form on the wire. Raises httptools.HttpParserInvalidURLError."""
+    """Path and query, percent-encoded as on the wire. Raises httptools.HttpParserInvalidURLError."""
     if url[:1] == b"/" and b"#" not in url:
         path, _, query = url.partition(b"?")
         return path, query

@@ -6,7 +6,7 @@ import random
 from typing import Final
 
 MAX_LENGTH: Final = 128
-STATE_KEY: Final = "request_id"  # where the ASGI scope's state has it
+STATE_KEY: Final = "request_id"  # in the ASGI scope's state
 _random: Final = random.Random()  # noqa: S311  # seeded by the system; ids must differ, not be secret
 _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 

@@ -1,8 +1,8 @@
-"""One request and its response at the server: uvicorn's cycle, with its own way to write.
+"""One request and its response at the server: uvicorn's cycle with an optimised writer.
 
-A response's headers are sent together with the first piece of its body: uvloop writes at once, so two writes would be two
-system calls here and two wake-ups at the client. If the body isn't there yet, the headers go out alone in the loop's next
-turn. The application's messages are checked as uvicorn does it; single headers are checked only if something is wrong.
+A response's headers are sent together with the first chunk of its body: uvloop writes at once, so two writes would be two
+system calls here and two wake-ups at the client. If there is no body yet, the headers are sent alone in the loop's next
+turn. The application's messages are checked as in uvicorn, but all headers at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from supervisor.errors import LlmuxError
 from supervisor.server.slow_client import reset
 
-_NO_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\\\[\]={} \t"A-Z]')
-_NO_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_INVALID_IN_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\\\[\]={} \t"A-Z]')
+_INVALID_IN_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS: Final = (204, 304)
 
 
@@ -42,9 +42,9 @@ class ResponseCycle(RequestResponseCycle):
             on_response=protocol.on_response_complete,
         )
         self._loop = protocol.loop
-        self._head = b""  # held until the body begins
-        self._ends_with_connection = False  # nothing else tells where the body ends
-        self._failure: LlmuxError | None = None  # why the request's body will never be complete
+        self._head = b""  # buffered until the body begins
+        self._ends_with_connection = False  # does only the connection's end mark the body's end?
+        self._failure: LlmuxError | None = None  # the reason why the request's body will never be complete
         self.task: asyncio.Task[None] | None = None
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -58,7 +58,7 @@ class ResponseCycle(RequestResponseCycle):
                 await self.message_event.wait()
             self.message_event.clear()
         if self._failure is not None:
-            raise self._failed()
+            raise self._take_failure()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
@@ -69,17 +69,17 @@ class ResponseCycle(RequestResponseCycle):
         self._failure = error
         self.message_event.set()
 
-    def _failed(self) -> LlmuxError:
+    def _take_failure(self) -> LlmuxError:
         assert self._failure is not None
         try:
             return self._failure
         finally:
-            self._failure = None  # kept here, it would keep the frames that it passes
+            self._failure = None  # an error kept here would keep its traceback's frames
 
     def probe(self) -> bool:
-        """Send something harmless that provokes a reset from a client that has gone. False: that isn't possible.
+        """Send harmless bytes that provoke a reset from a disconnected client. False: impossible.
 
-        After the first piece of an answer with a known length, nothing is sent: the next piece provokes the reset.
+        After the first chunk of an answer with a known length, nothing is sent: the next chunk provokes the reset.
         """
         if self.response_complete or self.transport.is_closing():
             return False
@@ -88,7 +88,7 @@ class ResponseCycle(RequestResponseCycle):
                 return False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # the one interim response that every client skips
         elif self.chunked_encoding and self.scope["method"] != "HEAD":
-            self._flush()
+            self._flush_head()
             self.transport.write(b"0")  # a leading zero of the next chunk's size
         return True
 
@@ -99,26 +99,26 @@ class ResponseCycle(RequestResponseCycle):
         if self.disconnected:
             return
         if message["type"] == "http.response.start":
-            self._start(message["status"], [*self.default_headers, *message.get("headers", ())])
+            self._send_head(message["status"], [*self.default_headers, *message.get("headers", ())])
         elif message["type"] == "http.response.body":
-            self._body(message.get("body", b""), more=message.get("more_body", False))
+            self._send_body(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
 
     def cut(self) -> None:
-        """Write the held bytes, and close the connection."""
-        self._flush()
+        """Write the buffered bytes, and close the connection."""
+        self._flush_head()
         if self._ends_with_connection and not self.response_complete:
             reset(self.transport)  # a plain end would look complete
         else:
             self.transport.close()
 
-    def _flush(self) -> None:
+    def _flush_head(self) -> None:
         if self._head and not self.transport.is_closing():
             head, self._head = self._head, b""
             self.transport.write(head)
 
-    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.response_started:
             raise RuntimeError("The response has started already.")
         self.response_started = True
@@ -138,7 +138,7 @@ class ResponseCycle(RequestResponseCycle):
                 self.chunked_encoding = True
             elif name == b"connection" and b"close" in value.lower():
                 closes = True
-        if _NO_NAME.search(b"".join(names)) or _NO_VALUE.search(b"".join(values)):
+        if _INVALID_IN_NAME.search(b"".join(names)) or _INVALID_IN_VALUE.search(b"".join(values)):
             raise RuntimeError(f"These headers can't be sent: {headers!r}")
         self.keep_alive = self.keep_alive and not closes and not self.more_body and not self.closes_connections
         if not self.keep_alive and not closes:
@@ -151,9 +151,9 @@ class ResponseCycle(RequestResponseCycle):
                 lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self._flush_head)
 
-    def _body(self, body: bytes, *, more: bool) -> None:
+    def _send_body(self, body: bytes, *, more: bool) -> None:
         if not self.response_started or self.response_complete:
             raise RuntimeError("A piece of body came before the response's start or after its end.")
         if self.scope["method"] == "HEAD":

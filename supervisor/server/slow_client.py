@@ -1,6 +1,6 @@
-"""Clients that send their body, or read their answer, more slowly than the limits allow.
+"""Limits for clients that send their body, or read their answer, too slowly.
 
-Only the time in which the server waits for the client counts; so a slow stream, whose reader waits for the server, is never cut.
+Only the time in which the server waits for the client counts; so a slow stream, whose client waits for the server, is never cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RequestTimeoutError(LlmuxError):
 
 
 class SlowSender:
-    """Judges one body, which began to arrive at `now`, window by window. The owner adds to `received`."""
+    """Checks the rate of one body, which began to arrive at `now`, window by window. The owner adds to `received`."""
 
     def __init__(self, now: float, *, window_s: float, bytes_per_s: float, limit_s: float) -> None:
         self.received = 0  # in this window
@@ -40,7 +40,7 @@ class SlowSender:
 
     @property
     def next_at(self) -> float:
-        """When to call `refused` again."""
+        """The time for the next call of `refused`."""
         return min(self._window_since + self._window_s, self._since + self._limit_s)
 
     def refused(self, now: float, *, we_are_slow: bool) -> RequestTimeoutError | None:
@@ -60,9 +60,9 @@ class SlowSender:
 
 
 class SlowReader:
-    """Cuts the connection of a slow reader; `paused` and `resumed` say whether the server waits for the client.
+    """Cuts the connection of a slow reader. Between `paused` and `resumed`, the server waits for the client.
 
-    The kernel counts the bytes that the client has received, so no piece costs anything.
+    The kernel counts the bytes that the client has received, so a chunk causes no work here.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class SlowReader:
         self._acked: int | None = 0  # when the window began
 
     def paused(self) -> None:
-        """There is more to send than the client takes."""
+        """The write buffer is full: the server now waits for the client."""
         self._paused_at = self._loop.time()
         if self._timer is None:
-            self._begin()
+            self._begin_window()
 
     def resumed(self) -> None:
-        """The client has taken it."""
+        """The client has read enough."""
         if self._paused_at is not None:
             self._waited_s += self._loop.time() - self._paused_at
             self._paused_at = None
@@ -94,12 +94,12 @@ class SlowReader:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _begin(self) -> None:
+    def _begin_window(self) -> None:
         self._waited_s = 0.0
         self._acked = bytes_read(self._transport)
-        self._timer = self._loop.call_later(self._window_s, self._check)
+        self._timer = self._loop.call_later(self._window_s, self._check_rate)
 
-    def _check(self) -> None:
+    def _check_rate(self) -> None:
         self._timer = None
         if self._paused_at is None:
             return
@@ -107,14 +107,14 @@ class SlowReader:
         waited_s = self._waited_s + now - self._paused_at
         acked = bytes_read(self._transport)
         if acked is None or self._acked is None:
-            is_slow = self._waited_s == 0.0  # it took nothing, all the time
+            is_slow = self._waited_s == 0.0  # it read nothing in the whole window
         else:
             is_slow = acked - self._acked <= self._bytes_per_s * waited_s
         if is_slow:
             reset(self._transport)  # otherwise the kernel would keep megabytes and go on sending them
             return
         self._paused_at = now
-        self._begin()
+        self._begin_window()
 
 
 def reset(transport: asyncio.Transport) -> None:
@@ -138,7 +138,7 @@ def read_while_blocked(flow: FlowControl, transport: asyncio.Transport) -> int |
 def bytes_read(transport: asyncio.Transport) -> int | None:
     """The bytes that the client's kernel has received; once its buffers are full, those that the client has read.
 
-    None: this machine's kernel doesn't say.
+    None: this machine's kernel doesn't report the number.
     """
     try:
         info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)

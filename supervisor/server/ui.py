@@ -1,6 +1,6 @@
-"""The dashboard at `/ui/`: static files out of the package, open to all; everything they show comes through the API.
+"""The dashboard at `/ui/`: the package's static files, open to all; all data in it comes through the API.
 
-The policy in the headers lets the page run only its own files and talk only to this daemon; nothing is inline.
+The policy in the headers allows the page to run only its own files and to call only this daemon; nothing is inline.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ CONTENT_TYPES: Final = {
 
 
 class Dashboard(StaticFiles):
-    """A folder's files of the types above, each by one name only (and the page by `/ui/`), with our headers also where there is none.
+    """A folder's files of the types above, each by one name only (and the page by `/ui/`). A 404 gets the same headers.
 
     An ETag is made from a file's content: installed files may keep size and date from one version to the next.
     """
 
     def get_path(self, scope: Scope) -> str:
-        """The path below the folder as it was written; `""` is the page itself."""
+        """The path below the folder, not normalised; `""` is the page itself."""
         path: str = scope["path"]
         return path.removeprefix(scope["root_path"] + "/") or "index.html"
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        """As of StaticFiles: blocks, and finds nothing outside of the folder."""
+        """See StaticFiles. Blocks, and finds no file outside the folder."""
         if f"/{path}" != os.path.normpath(f"/{path}"):  # a second name for a file
             return "", None
         full_path, found = super().lookup_path(path)
@@ -68,11 +68,11 @@ class Dashboard(StaticFiles):
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """Which file it is, for `get_response`."""
+        """A response with the file's path, for `get_response`."""
         return FileResponse(full_path)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """The file, or that it hasn't changed. Raises HTTPException."""
+        """The file, or 304 if it hasn't changed. Raises HTTPException."""
         try:
             found = await super().get_response(path, scope)
         except HTTPException as error:
@@ -88,7 +88,7 @@ class Dashboard(StaticFiles):
 
 
 def routes(folder: Path = FOLDER) -> list[BaseRoute]:
-    """`/ui/` and what belongs to it; `/` and `/ui` lead there."""
+    """The routes of `/ui/` and its files; `/` and `/ui` redirect there."""
 
     async def to_dashboard(_request: Request) -> Response:
         return Response(status_code=307, headers={"location": "ui/"})  # relative: works below a proxy's prefix, too

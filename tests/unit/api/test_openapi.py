@@ -80,7 +80,7 @@ class TestCompleteness:
     """What is served is what is told."""
 
     async def test_every_route(self, served):
-        routes = served.application._others.routes
+        routes = served.application._starlette.routes
         missing = set()
         for route in routes:
             if isinstance(route, Mount):
@@ -96,7 +96,7 @@ class TestCompleteness:
         assert of_runtimes() - NAMES == set()
 
     async def test_nothing_is_invented(self, served):
-        routes = [route for route in served.application._others.routes if isinstance(route, Route)]
+        routes = [route for route in served.application._starlette.routes if isinstance(route, Route)]
         known = {f"{method} {_CONVERTER.sub('', route.path)}" for route in routes for method in route.methods or ()}
         mapped = {
             str(each)

@@ -95,7 +95,7 @@ async def test_long_paths_are_not_remembered(served):
     for number in range(3):
         await ask(served.port, get(b"/nope/%d" % number + b"x" * 3000))
         await ask(served.port, get(b"/nope/%d" % number))
-    kept = {path for _, _, path in served.application._places}
+    kept = {path for _, _, path in served.application._path_infos}
     assert {"/nope/0", "/nope/1", "/nope/2"} <= kept
     assert max(map(len, kept)) < 300
 
