@@ -64,7 +64,7 @@ class Worker:
         *,
         parts_mib: Parts = (),
     ) -> None:
-        """`adopted`: a ready worker that a predecessor started. Its model may be no longer configured."""
+        """`adopted`: a ready worker that a predecessor started. Its model may no longer be configured."""
         assert model is not None or adopted is not None
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None

@@ -1,7 +1,7 @@
 """The durations of each model's recent complete answers, for the budgets of requests. Memory is bounded; a restart clears it.
 
 An answer's time counts from its request's admission to a worker. An answer that failed, or whose client disconnected, doesn't
-count. Old times expire: requests refused because a model was slow once would otherwise never measure it again.
+count. Old times expire: if requests were refused for them for ever, the model's speed would never be measured again.
 """
 
 from __future__ import annotations

@@ -147,11 +147,11 @@ class Application:
                 try:
                     await gateway(scope, receive, send, request)
                 except ForDaemonError as for_daemon:
-                    await self._answer_itself(
+                    await self._answer_by_daemon(
                         for_daemon, dialect, scope, receive, _with_common_headers(send, request), request
                     )
             else:
-                await self._route(scope, receive, _with_common_headers(send, request), request)
+                await self._run_starlette(scope, receive, _with_common_headers(send, request), request)
         except HandedOverError:
             await self._relay(scope, receive, send, request)
         except LlmuxError as error:
@@ -195,7 +195,7 @@ class Application:
                 raise UnavailableError("Another llmux took over; send the file again.", retry_after_s=1) from error
             raise
 
-    async def _answer_itself(
+    async def _answer_by_daemon(
         self,
         for_daemon: ForDaemonError,
         dialect: OpenAI,
@@ -218,7 +218,7 @@ class Application:
         response = await dialect.respond(self._daemon, scope, for_daemon.fields, body.take())
         await response(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
+    async def _run_starlette(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         await self._daemon.requests.recorded()  # the answer must include all requests that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
         if scope["method"] not in SAFE and scope["path"] != UPGRADE:

@@ -73,7 +73,7 @@ class CondensedJson:
         self._work = 0
 
     @cached_property
-    def _mark(self) -> bytes:
+    def _mark_prefix(self) -> bytes:
         return os.urandom(8).hex().encode() + b"-"  # nobody can guess it
 
     @classmethod
@@ -124,7 +124,7 @@ class CondensedJson:
     def mark(self, content: Bytes) -> str:
         """A mark for `content` that is not from the body, for the end of a string. The content must need no escapes."""
         self._cuts.append((content, 0, len(content), False))
-        return f"{self._mark.decode()}{len(self._cuts) - 1}-"
+        return f"{self._mark_prefix.decode()}{len(self._cuts) - 1}-"
 
     async def restored(self, text: Bytes) -> Bytes:
         """`text` (the condensed JSON, possibly changed) with its marks replaced by the cut parts."""
@@ -152,7 +152,7 @@ class CondensedJson:
         A string of `text` may itself contain condensed JSON, such as the arguments of a tool call: there the quote after a mark
         is escaped, and so the restored part is escaped, too.
         """
-        mark = self._mark
+        mark = self._mark_prefix
         at = 0
         while (found := text.find(mark, at)) >= 0:
             digits = found + len(mark)
@@ -187,7 +187,7 @@ class CondensedJson:
 
     def _add_cut(self, first: int, last: int, *, is_list: bool = False) -> bytes:
         self._cuts.append((self._source, first, last, is_list))
-        return b"%b%d-" % (self._mark, len(self._cuts) - 1)
+        return b"%b%d-" % (self._mark_prefix, len(self._cuts) - 1)
 
     def _add_structure(self, at: int, end: int) -> None:
         """Add the text between two strings, without most of its numbers and blanks."""

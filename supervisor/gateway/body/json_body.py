@@ -117,7 +117,7 @@ class JsonBody(Body):
         try:
             value: JsonValue = _decode(raw)
         except UNREADABLE as error:
-            raise _refusal(raw, error) from error
+            raise _parse_error(raw, error) from error
         return None if value == "" else value
 
     @property
@@ -263,7 +263,7 @@ class JsonBody(Body):
             try:
                 parts.append(_text(b'"%b"' % bytes(whole[at:end])))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the cut part was never decoded
-                raise _refusal(b"text", error) from error
+                raise _parse_error(b"text", error) from error
             at = end
             await asyncio.sleep(0)
         return "".join(parts)
@@ -333,7 +333,7 @@ def open_object(body: Bytes) -> Fields:
     try:
         fields = _fields(body)
     except UNREADABLE as error:
-        raise _refusal(body, error) from error
+        raise _parse_error(body, error) from error
     # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write no blanks.
     if len(body) != 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
         _refuse_duplicates(body, fields)
@@ -354,7 +354,7 @@ def _model_name(fields: Fields) -> str | None:
             return None
         raise InvalidRequestError('"model" must be a string.', param="model") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _refusal(raw, error) from error
+        raise _parse_error(raw, error) from error
 
 
 def _read_flag(fields: Fields, name: str) -> bool:
@@ -383,7 +383,7 @@ def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
         raise InvalidRequestError("The request body has the same key twice.", code="duplicate_key")
 
 
-def _refusal(body: Bytes | msgspec.Raw, error: Exception) -> InvalidRequestError:
+def _parse_error(body: Bytes | msgspec.Raw, error: Exception) -> InvalidRequestError:
     if not bytes(body).strip():
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
     if isinstance(error, RecursionError):

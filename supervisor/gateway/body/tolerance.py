@@ -45,8 +45,8 @@ def put_right(
     except UNREADABLE:
         return changes, []
     before = {name: _encode(value) for name, value in values.items()}
-    tools = [*map(_function_of, _objects(values.get("tools")))]
-    talks = meaning.prompt is not None and bool(_objects(values.get("messages")))
+    tools = [*map(_function_of, _object_list(values.get("tools")))]
+    talks = meaning.prompt is not None and bool(_object_list(values.get("messages")))
     ignored: list[str] = []
 
     def changed() -> dict[str, bytes | None]:
@@ -81,7 +81,7 @@ def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, by
         values = {name: _decode(fields[name]) for name in ("messages", "system") if name in fields}
     except UNREADABLE:
         return {}
-    if meaning.prompt is None or not _objects(values.get("messages")):
+    if meaning.prompt is None or not _object_list(values.get("messages")):
         return {}
     before = values["messages"]
     _reorder_messages(values, apart=meaning.prompt == "system")
@@ -136,7 +136,7 @@ def in_order(
             continue
         if role == "user" and waiting:
             are_results = any(
-                part.get("type") == "tool_result" for part in _objects(content)
+                part.get("type") == "tool_result" for part in _object_list(content)
             )  # results must come first
             parts = [content, *waiting] if are_results else [*waiting, content]
             others.append({**message, "content": _join_contents(parts)})
@@ -184,11 +184,11 @@ def _reorder_messages(values: Json, *, apart: bool, takes_system: bool = True) -
 
 
 def _repair_message(message: Json) -> None:
-    for call in _objects(message.get("tool_calls")):
+    for call in _object_list(message.get("tool_calls")):
         function = call.get("function")
         if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
             function["arguments"] = arguments_text(arguments)
-    for part in _objects(message.get("content")):
+    for part in _object_list(message.get("content")):
         if isinstance(part.get("image_url"), str):
             part["image_url"] = {"url": part["image_url"]}
 
@@ -241,6 +241,6 @@ def _loosen_parameters(tool: Json) -> bool:
     return True
 
 
-def _objects(value: object) -> list[Json]:
+def _object_list(value: object) -> list[Json]:
     """The value if it is a list of objects; else an empty list."""
     return value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else []

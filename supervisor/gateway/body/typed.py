@@ -100,26 +100,26 @@ def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], reque
     found = _PLACE.search(message)
     place, message = ("", message) if found is None else (found[1], message[: found.start()])
     if (unknown := _UNKNOWN.fullmatch(message)) is not None:
-        return Mistake("unknown", place, _schemas_of_place(_schema(kind), place, request), unknown[1])
+        return Mistake("unknown", place, _schemas_of_place(_request_schema(kind), place, request), unknown[1])
     if (missing := _MISSING.fullmatch(message)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
     got = _WRONG_WORD.fullmatch(message)
     return Mistake(
         "wrong" if missing is None else "missing",
         place,
-        _schemas_of_place(_schema(kind), place, request),
+        _schemas_of_place(_request_schema(kind), place, request),
         None if got is None else got[1][:_MAX_QUOTED],
     )
 
 
 @cache
-def _schema(kind: type[msgspec.Struct]) -> Schema:
+def _request_schema(kind: type[msgspec.Struct]) -> Schema:
     return schema_of(kind, is_answer=False)
 
 
 def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
     """The schemas of a struct's fields, by their names."""
-    fields: Mapping[str, Schema] = _schema(kind)["properties"]
+    fields: Mapping[str, Schema] = _request_schema(kind)["properties"]
     return fields
 
 
@@ -249,7 +249,7 @@ class Reader(Generic[S]):
                 decode = _decoder_of_any(
                     tuple(each.cls for each in _types_with_fields(item) if isinstance(each, inspect.StructType))
                 )
-                return _raw(
+                return _encode_raw(
                     [
                         each
                         if _can_decode(decode, each)
@@ -261,7 +261,7 @@ class Reader(Generic[S]):
                 fields = _fields(raw)
                 if member.tag_field in fields and _plain_values(fields[member.tag_field]) != member.tag:
                     continue
-                return _raw(dict(self._known_fields(member, fields, place, unknown)))
+                return _encode_raw(dict(self._known_fields(member, fields, place, unknown)))
         return raw
 
     def _known_fields(
@@ -392,10 +392,10 @@ def is_given(raw: msgspec.Raw) -> bool:
 
 def encoded(fields: Mapping[str, object]) -> Fields:
     """Fields with encoded values, as in a canonical request."""
-    return {name: value if isinstance(value, msgspec.Raw) else _raw(value) for name, value in fields.items()}
+    return {name: value if isinstance(value, msgspec.Raw) else _encode_raw(value) for name, value in fields.items()}
 
 
-def _raw(value: object) -> msgspec.Raw:
+def _encode_raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 

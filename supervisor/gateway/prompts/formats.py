@@ -55,14 +55,14 @@ LANGUAGES: Final = MappingProxyType(dict(item.strip().split(" ", 1) for item in 
 """The first part of a language's code → its English name, as in TranslateGemma's chat template. `pt-BR` is Portuguese."""
 
 
-def _generic(prompt_input: PromptInput) -> str:
+def _generic_prompt(prompt_input: PromptInput) -> str:
     system = system_of(prompt_input.turns)
     labels = {"user": "User", "assistant": "Assistant"}
     lines = "".join(f"{labels[turn.role]}: {turn.text}\n" for turn in prompt_input.turns if turn.role != "system")
     return f"{system}\n\n{lines}Assistant:" if system else f"{lines}Assistant:"
 
 
-def _mistral(prompt_input: PromptInput) -> str:
+def _mistral_prompt(prompt_input: PromptInput) -> str:
     """The system messages come before the user's first message, in the same turn."""
     system, prompt = system_of(prompt_input.turns), ""
     for turn in prompt_input.turns:
@@ -74,23 +74,25 @@ def _mistral(prompt_input: PromptInput) -> str:
     return prompt
 
 
-def _chatml(prompt_input: PromptInput) -> str:
+def _chatml_prompt(prompt_input: PromptInput) -> str:
     return (
         "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in prompt_input.turns)
         + "<|im_start|>assistant\n"
     )
 
 
-def _qwen3(prompt_input: PromptInput) -> str:
+def _qwen3_prompt(prompt_input: PromptInput) -> str:
     """ChatML without the thoughts of earlier answers. Without thinking, the answer begins after an empty thought."""
     turns = [
         Turn(turn.role, turn.text.rpartition("</think>")[2].lstrip("\n")) if turn.role == "assistant" else turn
         for turn in prompt_input.turns
     ]
-    return _chatml(replace(prompt_input, turns=turns)) + ("" if prompt_input.thinks else "<think>\n\n</think>\n\n")
+    return _chatml_prompt(replace(prompt_input, turns=turns)) + (
+        "" if prompt_input.thinks else "<think>\n\n</think>\n\n"
+    )
 
 
-def _gemma4(prompt_input: PromptInput) -> str:
+def _gemma4_prompt(prompt_input: PromptInput) -> str:
     prompt = ""
     if prompt_input.thinks and prompt_input.turns[0].role != "system":
         prompt = "<|turn>system\n<|think|>\n<turn|>\n"
@@ -102,7 +104,7 @@ def _gemma4(prompt_input: PromptInput) -> str:
     return prompt + "<|turn>model\n" + ("" if prompt_input.thinks else "<|channel>thought\n<channel|>")
 
 
-def _translategemma(prompt_input: PromptInput) -> str:
+def _translategemma_prompt(prompt_input: PromptInput) -> str:
     """One text, from one language into another. If the source is unknown, the prompt asks the model to detect it."""
     turns, name = prompt_input.turns, prompt_input.model
     if [turn.role for turn in turns] != ["user"]:
@@ -130,7 +132,7 @@ def _translategemma(prompt_input: PromptInput) -> str:
     )
 
 
-def _alpaca(prompt_input: PromptInput) -> str:
+def _alpaca_prompt(prompt_input: PromptInput) -> str:
     prompt = system_of(prompt_input.turns) or _ALPACA
     for turn in prompt_input.turns:
         if turn.role == "user":
@@ -140,19 +142,19 @@ def _alpaca(prompt_input: PromptInput) -> str:
     return prompt
 
 
-def _raw(prompt_input: PromptInput) -> str:
+def _raw_prompt(prompt_input: PromptInput) -> str:
     return "\n\n".join(turn.text for turn in prompt_input.turns)
 
 
 WRITERS: Final[Mapping[PromptFormatName, Writer]] = {
-    "generic": _generic,
-    "mistral_template": _mistral,
-    "qwen3_template": _qwen3,
-    "gemma4_template": _gemma4,
-    "translategemma_template": _translategemma,
-    "chatml": _chatml,
-    "alpaca": _alpaca,
-    "raw": _raw,
+    "generic": _generic_prompt,
+    "mistral_template": _mistral_prompt,
+    "qwen3_template": _qwen3_prompt,
+    "gemma4_template": _gemma4_prompt,
+    "translategemma_template": _translategemma_prompt,
+    "chatml": _chatml_prompt,
+    "alpaca": _alpaca_prompt,
+    "raw": _raw_prompt,
 }
 
 

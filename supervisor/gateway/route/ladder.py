@@ -48,10 +48,10 @@ _WARM: Final = "warm"
 
 def rungs(task: Task, engine: Engine) -> tuple[Rung, ...]:
     """The current state of the task's candidates."""
-    return tuple(_rung(candidate, engine) for candidate in task.candidates)
+    return tuple(_rung_of(candidate, engine) for candidate in task.candidates)
 
 
-def _rung(candidate: Route, engine: Engine) -> Rung:
+def _rung_of(candidate: Route, engine: Engine) -> Rung:
     status = engine.model(candidate.model.id)
     is_ready = status is not None and status.state is WorkerState.READY and status.answering
     return Rung(is_ready, candidate.model.adapter.remote)
