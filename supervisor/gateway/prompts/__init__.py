@@ -1,4 +1,4 @@
-"""Chats with workers that only complete texts: llmux writes the prompt, and turns the completion into a chat completion.
+"""Chats with workers that only complete texts. The gateway writes the prompt, and turns the completion into a chat completion.
 
 A model's `prompt_format` selects the format. Its requests arrive here as chat completions, whatever API the client speaks, after
 the model's parameters were added; `conversation` reads the messages, `formats` writes the prompt, `answer` translates the answer.
