@@ -122,7 +122,7 @@ class CatalogModel:
         same.__dict__.pop("shown", None)
         same.__dict__.update(
             config=self.config.model_copy(update={"pin": pin}),
-            _written=self.as_configured.model_copy(update={"pin": pin}),
+            _as_configured=self.as_configured.model_copy(update={"pin": pin}),
         )
         return same
 

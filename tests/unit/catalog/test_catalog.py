@@ -58,6 +58,11 @@ class TestNames:
         catalog.route("qwen").rewrite.apply(fields, Endpoint("/v1/embeddings"))
         assert {key: bytes(value) for key, value in fields.items()} == {"model": b'"served"'}
 
+    def test_a_pin_lasts_when_the_model_is_sized_again(self, folder):
+        model = folder.load(TWO).models["qwen"].sized(()).pinned(pin=True)
+        again = model.sized(())
+        assert (model.config.pin, again.config.pin, again.as_configured.pin) == (True, True, True)
+
 
 class TestHubIds:
     """What a model is called on the hub is a name, too, where it is the only one."""
