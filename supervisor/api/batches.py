@@ -23,7 +23,6 @@ from supervisor.gateway.disconnect import ClientDisconnectedError, Receive
 from supervisor.gateway.head import head_of
 from supervisor.gateway.operation import Group
 from supervisor.jobs.batch_file import ENDPOINTS
-from supervisor.jobs.batches import status_of
 from supervisor.jobs.files import File
 from supervisor.jobs.job import KEPT_HEADERS, Batch, owner_of
 from supervisor.schema import job as schema
@@ -281,7 +280,7 @@ async def _batch_view(daemon: Daemon, batch: Batch) -> schema.Batch:
         errors=schema.BatchProblems("list", problems) if problems else None,
         input_file_id=batch.input_file,
         completion_window=batch.window,
-        status=status_of(batch),
+        status=batch.api_state,
         output_file_id=batch.output_file if batch.has_output else None,
         error_file_id=batch.error_file if batch.has_errors else None,
         created_at=int(batch.created_at),

@@ -97,7 +97,7 @@ async def get_job(api: Api, id: str, request: Request) -> schema.Job:
 async def delete_job(api: Api, id: str, request: Request) -> schema.DeletedJob:
     """Forget it, with its result. One that runs is cancelled."""
     job = await _find_job(api.daemon, request, id)
-    await api.daemon.jobs.remove(job)
+    await api.daemon.inference.remove(job)
     return schema.DeletedJob(job.id, "job", deleted=True)
 
 

@@ -1,1 +1,1 @@
-"""Jobs: everything that runs longer than the request that asked for it."""
+"""Jobs: all work that runs longer than the request that started it."""

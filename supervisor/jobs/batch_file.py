@@ -1,7 +1,7 @@
-"""The lines of a batch's files: reading those of its input, writing those of its output. `jobs.batches` has the batches.
+"""Reads the lines of a batch's input file, and writes the lines of its output. `jobs.batches` runs the batches.
 
-A line of the input is `{"custom_id", "method", "url", "body"}`. A line of the output says which one it answers by its id,
-`batch_req_BATCH_NUMBER`: so the files themselves tell, after a restart, which lines are done.
+A line of the input is `{"custom_id", "method", "url", "body"}`. A line of the output names the number of its input line in its
+id, `batch_req_BATCH_NUMBER`. So after a restart the output files show which lines are done.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from supervisor.host.store.request_buffer import Bytes
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_LIMIT: Final = 512  # characters
-PIECE: Final = 64 * 1024  # bytes that are read at once, or one line
-MOST_SKIPPED: Final = 256 * 1024  # bytes of lines that nobody wants, which are read at once
+PIECE: Final = 64 * 1024  # bytes of one read; a longer line is read as a whole
+MOST_SKIPPED: Final = 256 * 1024  # bytes of unwanted lines that one read may skip
 _FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _DONE: Final = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9]+)"')
 _SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
 _encode: Final = msgspec.json.Encoder().encode
-_whole: Final = msgspec.json.Decoder(msgspec.Raw).decode
-_text: Final = msgspec.json.Decoder(str).decode
+_check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_text: Final = msgspec.json.Decoder(str).decode
 
 
-# -------------------------------------------------------------------------------------------------------------- its input
+# ------------------------------------------------------------------------------------------------------------------ input
 
 
 class Lines:
-    """The lines of a batch's file that aren't blank, with their numbers, read in threads."""
+    """Reads the non-blank lines of a batch's file, with their numbers, in threads."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
-        """`limit`: bytes that a line may have."""
+        """`limit`: the most bytes of a line."""
         self._file = file
         self._limit = limit
         self._number = 0
-        self.is_over = False
+        self.is_at_end = False
 
-    async def some(
+    async def read(
         self, is_wanted: Callable[[int], bool] = lambda _: True, most: int = PIECE
     ) -> list[tuple[int, bytes | None]]:
-        """The next ones, of about `most` bytes. Also none, where a part of the file has no such line. None: that line is too long.
+        """Read the next wanted lines, about `most` bytes. The list may be empty before the end of the file: check `is_at_end`.
 
-        Then look whether this was the last: `is_over`.
+        None stands for a line that is too long.
 
         Raises OSError.
         """
-        return await asyncio.to_thread(self._some, is_wanted, most)
+        return await asyncio.to_thread(self._read, is_wanted, most)
 
-    def _some(self, is_wanted: Callable[[int], bool], most: int) -> list[tuple[int, bytes | None]]:
+    def _read(self, is_wanted: Callable[[int], bool], most: int) -> list[tuple[int, bytes | None]]:
         found: list[tuple[int, bytes | None]] = []
         size, end = 0, self._file.tell() + MOST_SKIPPED
         while size < most and (found or self._file.tell() < end):
             if not (line := self._file.readline(self._limit + 1)):
-                self.is_over = True
+                self.is_at_end = True
                 break
             self._number += 1
             is_long = len(line) > self._limit and not line.endswith(b"\n")
@@ -76,7 +76,7 @@ class Lines:
 
 
 async def open_line(raw: bytes | None, endpoint: str) -> tuple[str, Bytes]:
-    """The custom id of a line, and the body of its request. Raises InvalidRequestError, and TooLargeError."""
+    """Parse an input line: its custom id, and the body of its request. Raises InvalidRequestError, TooLargeError."""
     if raw is None:
         raise TooLargeError("The line is larger than a request may be (limits.body_mib).")
     try:
@@ -104,54 +104,54 @@ async def open_line(raw: bytes | None, endpoint: str) -> tuple[str, Bytes]:
 
 
 def digest_of(custom_id: str) -> bytes:
-    """What stands for it where it is compared with many others."""
+    """A short digest of a custom id, to find duplicates among many."""
     return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
 async def _text_of(opened: JsonBody, name: str) -> str | None:
     raw = await opened.field(name)
     try:
-        return None if raw is None else _text(raw)
+        return None if raw is None else _decode_text(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-# ------------------------------------------------------------------------------------------------------------- its output
+# ----------------------------------------------------------------------------------------------------------------- output
 
 
-def answered(batch: str, number: int, custom_id: str, status: int, request_id: str, body: Bytes) -> list[Bytes]:
-    """The line that says what a request was answered, in pieces; `body` is JSON. Raises ValueError where it isn't.
+def answer_line(batch: str, number: int, custom_id: str, status: int, request_id: str, body: Bytes) -> list[Bytes]:
+    """The output line of an answered request, in chunks. `body` is JSON. Raises ValueError if it isn't.
 
-    It may take long: call it in a thread.
+    May take long: call it in a thread.
     """
     try:
-        _whole(body)
+        _check_json(body)
     except UNREADABLE as error:
         raise ValueError(str(error)) from error
-    head = _head(batch, number, custom_id)
+    head = _line_start(batch, number, custom_id)
     about = b',"response":{"status_code":%d,"request_id":%b,"body":' % (status, _encode(request_id))
     return [head + about, body.translate(_SPACES), b'},"error":null}\n']
 
 
-def refused(batch: str, number: int, custom_id: str, status: int, request_id: str, error: dict[str, Any]) -> bytes:
-    """The line of a request that was answered with an error."""
+def error_line(batch: str, number: int, custom_id: str, status: int, request_id: str, error: dict[str, Any]) -> bytes:
+    """The output line of a request that was answered with an error."""
     response = {"status_code": status, "request_id": request_id, "body": {"error": error}}
-    return _head(batch, number, custom_id) + b',"response":%b,"error":null}\n' % _encode(response)
+    return _line_start(batch, number, custom_id) + b',"response":%b,"error":null}\n' % _encode(response)
 
 
-def unsent(batch: str, number: int, custom_id: str, code: str, message: str) -> bytes:
-    """The line of a request that has no answer."""
+def unsent_line(batch: str, number: int, custom_id: str, code: str, message: str) -> bytes:
+    """The output line of a request that has no answer."""
     error = {"code": code, "message": message}
-    return _head(batch, number, custom_id) + b',"response":null,"error":%b}\n' % _encode(error)
+    return _line_start(batch, number, custom_id) + b',"response":null,"error":%b}\n' % _encode(error)
 
 
-def _head(batch: str, number: int, custom_id: str) -> bytes:
+def _line_start(batch: str, number: int, custom_id: str) -> bytes:
     name = f"batch_req_{batch.removeprefix('batch_')}_{number}"
     return b'{"id":%b,"custom_id":%b' % (_encode(name), _encode(custom_id))
 
 
-def done_in(file: BinaryIO) -> tuple[list[int], int]:
-    """Which lines of the input an output has, and where its last whole line ends: a kill may have cut the next. Blocks."""
+def done_lines(file: BinaryIO) -> tuple[list[int], int]:
+    """The numbers of the input lines that an output answers, and the end of its last whole line: a kill may have cut the next. Blocks."""
     numbers, end = [], 0
     for number, end in _whole_lines(file):  # noqa: B007  # the last one counts
         numbers.append(number)
@@ -159,7 +159,7 @@ def done_in(file: BinaryIO) -> tuple[list[int], int]:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """The number that each line is about, and where it ends."""
+    """The input number of each complete output line, and the offset of its end."""
     while head := file.readline(PIECE):
         rest = head
         while rest and not rest.endswith(b"\n"):

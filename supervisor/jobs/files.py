@@ -1,8 +1,7 @@
-"""Files of batches: those that clients upload, and those that hold a batch's answers. They are rows of the jobs' store, each
-with a file on disk.
+"""Files of batches: uploads of clients, and the answers of batches. Each is a row of the jobs' store and a file on disk.
 
-A file counts on the disk that jobs may take from its first byte. Clients find it once its row is written. Nothing holds a
-file in memory: it is written, searched and read in pieces, in threads.
+A file counts against the disk budget of jobs from its first byte. Clients find it once its row is written. No file is held in
+memory: threads write, search and read it in chunks.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from supervisor.host.store.store import Entry, NotSavedError, Store
 from supervisor.schema.job import Purpose
 
 MOST: Final = 10_000
-"""So many files there may be."""
-FULL_S: Final = 60.0  # until a refused client should try again
-_COLLECTION: Final = "files"  # and the folder
+"""The most files."""
+FULL_S: Final = 60.0  # `retry-after` of a refused client
+_COLLECTION: Final = "files"  # also the name of the folder
 
 log = structlog.get_logger("llmux.jobs")
 
 
 @dataclass(slots=True)
 class File:
-    """One file. `created_at`: seconds since the epoch."""
+    """A file's row. `created_at`: seconds since the epoch."""
 
     id: str
     owner: str | None  # the key's id; None: no key was needed
@@ -48,7 +47,7 @@ class File:
 
 
 def new_id() -> str:
-    """A name for a file."""
+    """An id for a new file."""
     return f"file-{secrets.token_hex(12)}"
 
 
@@ -58,25 +57,27 @@ class Files:
 
     folder: Path | None = None  # None until `open`
     _store: Store | None = None
-    _all: dict[str, File] = field(default_factory=dict)  # that clients find, oldest first
-    _written: dict[str, File] = field(default_factory=dict)  # that grow still
+    _all: dict[str, File] = field(default_factory=dict)  # files that clients find, oldest first
+    _growing: dict[str, File] = field(default_factory=dict)  # files that are still being written
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "files"))
-    """One thread: what is appended to a file comes in order."""
+    """One thread, so that chunks are appended in order."""
 
     def open(
         self, store: Store, folder: Path, growing: Iterable[File] = (), owners: Mapping[str, str] | None = None
     ) -> None:
-        """Go on with the files that are kept, and with those that are `growing` still. Blocks on a folder.
+        """Read the rows of stored files, and continue files that are still `growing`. Blocks on a folder.
 
-        Removes all others there, if the store could be read. A folder that can't be used is logged, and no files are taken. `owners`: see
-        `job.former_owners`.
+        Deletes all other files in the folder, if the store could be read. An unusable folder is logged, and then no files are accepted.
+        `owners`: see `job.former_owners`.
         """
         folder /= _COLLECTION
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             paths = {path.name: path for path in folder.iterdir()}
         except OSError as error:
-            log.warning("files.unusable", folder=str(folder), reason=str(error), consequence="no batches are taken")
+            log.warning(
+                "files.unusable", folder=str(folder), reason=str(error), consequence="no batches are disk_bytes"
+            )
             return
         self._store, self.folder = store, folder
         found = []
@@ -93,19 +94,19 @@ class Files:
             self.grow(file)
             if (path := paths.pop(file.id, None)) is not None:
                 file.bytes = path.stat().st_size
-        for path in paths.values() if store.trouble is None else ():  # else they may be of jobs that can't be read now
+        for path in paths.values() if store.trouble is None else ():  # else they may belong to unreadable jobs
             with contextlib.suppress(OSError):
                 path.unlink()
 
     @property
-    def taken(self) -> int:
-        """Bytes on disk of all."""
-        return sum(file.bytes for files in (self._all, self._written) for file in files.values())
+    def disk_bytes(self) -> int:
+        """The bytes of all files on disk."""
+        return sum(file.bytes for files in (self._all, self._growing) for file in files.values())
 
     # ------------------------------------------------------------------------------------------------------- for clients
 
     def find(self, file_id: str, owner: str | None, *, is_admin: bool) -> File:
-        """The file, for whom it is or for an admin. Raises NotFoundError."""
+        """The file, for its owner or an admin. Raises NotFoundError."""
         file = self._all.get(file_id)
         if file is None or not (is_admin or file.owner == owner):
             raise NotFoundError(f"There is no file {file_id[:100]!r}, or no longer.", code="file_not_found")
@@ -116,7 +117,7 @@ class Files:
         return [file for file in self._all.values() if is_admin or file.owner == owner]
 
     async def open_file(self, file_id: str) -> BinaryIO:
-        """Its content; close it. Raises NotFoundError if it is gone."""
+        """Open a file's content; the caller closes it. Raises NotFoundError if it is gone."""
         try:
             return await asyncio.to_thread(self._path(file_id).open, "rb")
         except OSError as error:
@@ -125,10 +126,10 @@ class Files:
     # ----------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, owner: str | None, purpose: Purpose) -> File:
-        """A new file, which nobody finds before `keep`. Raises UnavailableError."""
+        """Create a file, which clients find only after `keep`. Raises UnavailableError."""
         if self.folder is None:
             raise UnavailableError("Files can't be kept; the log says why.")
-        if len(self._all) + len(self._written) >= MOST:
+        if len(self._all) + len(self._growing) >= MOST:
             raise UnavailableError(
                 f"{MOST} files are kept already; delete some.", code="queue_full", retry_after_s=FULL_S
             )
@@ -137,16 +138,16 @@ class Files:
         return file
 
     def grow(self, file: File) -> None:
-        """Something will be appended to it."""
-        self._written[file.id] = file
+        """Register a file that will be appended to."""
+        self._growing[file.id] = file
 
     async def append(self, file: File, pieces: Sequence[Bytes], *, sync: bool = True) -> None:
-        """Write at its end, and return when that is on disk. Raises NotSavedError: then nothing was added."""
+        """Append chunks, and return when they are on disk. Raises NotSavedError: then nothing was added."""
 
         def write() -> None:
             number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(number, "r+b", buffering=0) as raw:
-                raw.truncate(file.bytes)  # what one that failed has left goes
+                raw.truncate(file.bytes)  # without the part that a failed append has left
                 raw.seek(file.bytes)
                 for piece in pieces:
                     rest = memoryview(piece)
@@ -154,7 +155,7 @@ class Files:
                         rest = rest[raw.write(rest) :]
                 if sync:
                     os.fsync(number)
-                file.bytes = raw.tell()  # here: the next one begins before the loop's turn
+                file.bytes = raw.tell()  # in this thread: the next append may begin before the event loop runs
 
         path = self._path(file.id)
         try:
@@ -163,26 +164,26 @@ class Files:
             raise NotSavedError(f"{path} can't be written: {error.strerror or error}") from error
 
     def row(self, file: File) -> dict[Entry, JsonValue]:
-        """What the store is to have of it."""
+        """The entry of the store for this file."""
         return {(_COLLECTION, file.id): msgspec.to_builtins(file)}
 
-    def kept(self, file: File) -> None:
-        """Its row is in the store: clients find it."""
-        self._written.pop(file.id, None)
+    def publish(self, file: File) -> None:
+        """Let clients find a file whose row was written."""
+        self._growing.pop(file.id, None)
         self._all[file.id] = file
 
     async def keep(self, file: File) -> None:
-        """Let clients find it, also after a restart. Raises NotSavedError."""
+        """Write the file's row, and let clients find it. Raises NotSavedError."""
         await self._change(self.row(file))
-        self.kept(file)
+        self.publish(file)
 
     def drop(self, file: File) -> None:
-        """Give up one that nobody has found yet."""
-        if self._written.pop(file.id, None) is not None:
+        """Delete a file that is still being written."""
+        if self._growing.pop(file.id, None) is not None:
             self._unlink(file.id)
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Forget these. Raises NotSavedError: then they stay."""
+        """Delete these files. Raises NotSavedError: then the files stay."""
         if not ids:
             return
         await self._change({(_COLLECTION, file_id): None for file_id in ids})
@@ -191,7 +192,7 @@ class Files:
             self._unlink(file_id)
 
     def _unlink(self, file_id: str) -> None:
-        with contextlib.suppress(OSError):  # the next `open` removes what is left
+        with contextlib.suppress(OSError):  # the next `open` deletes leftovers
             self._path(file_id).unlink()
 
     def _path(self, file_id: str) -> Path:

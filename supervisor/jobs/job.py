@@ -1,4 +1,4 @@
-"""Jobs as they are kept: one record for everything that runs longer than the request that asked for it, with a kind.
+"""Records of jobs, one class for each kind, and their states in the words of the APIs.
 
 Times are seconds since the epoch; None: that has not happened yet. A record is a row of the store, so a field keeps its name.
 """
@@ -15,53 +15,74 @@ from msgspec import Struct, field
 from supervisor.catalog.keys import Key, Scope
 from supervisor.core.types import ModelId
 from supervisor.host.store.store import NotSavedError, Store
-from supervisor.schema.job import JobKind, State
+from supervisor.schema.job import BatchState, JobKind, State
+from supervisor.schema.load import State as LoadState
 
-KEY: Final = "key"  # where the ASGI scope's state has the request's key
+KEY: Final = "key"  # of the request's API key in the state of the ASGI scope
 KEPT_HEADERS: Final = (
     *("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "x-cache-mode", "x-cache-tag"),
     *("anthropic-version", "anthropic-beta"),
 )
-"""Headers of the request that makes a job, which its own requests have, too."""
+"""Headers that a job's own requests copy from the request that created the job."""
 _NUMBER: Final = re.compile("-([0-9]{1,18})$")
 
 
+_BATCH_STATES: Final[Mapping[State, BatchState]] = {
+    "queued": "validating",
+    "running": "in_progress",
+    "completed": "completed",
+    "failed": "failed",
+    "expired": "expired",
+    "cancelled": "cancelled",
+}
+"""The states of batches in OpenAI's API; two more depend on other fields: see `Batch.api_state`."""
+_LOAD_STATES: Final[Mapping[State, LoadState]] = {
+    "queued": "waiting",
+    "running": "loading",
+    "completed": "ready",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "interrupted": "interrupted",
+}
+"""The states of loads in the admin API."""
+
+
 class Job(Struct, kw_only=True, eq=False, tag_field="kind"):
-    """What jobs of all kinds have."""
+    """The common fields of all kinds."""
 
     id: str
     created_at: float
-    owner: str | None = None  # the id of the key that made it; None: no key was needed, or the daemon made it
-    model: str | None = None  # the name that it was asked for with
+    owner: str | None = None  # the id of the key that created it; None: no key was needed, or the daemon created it
+    model: str | None = None  # the requested name
     state: State = "queued"
     started_at: float | None = None  # the last time
     ended_at: float | None = None
-    error: dict[str, Any] | None = None  # as a client gets it; set iff it failed
+    error: dict[str, Any] | None = None  # as clients get it; set iff the job failed
 
     @property
     def kind(self) -> JobKind:
-        """The name of its kind."""
+        """The name of the job's kind."""
         return cast("JobKind", self.__struct_config__.tag)
 
     @property
     def is_over(self) -> bool:
-        """Has it ended, one way or the other?"""
+        """Whether the job has ended, in any way."""
         return self.state not in {"queued", "running"}
 
     @property
     def disk_bytes(self) -> int:
-        """Its request and its result on disk."""
+        """The disk space of the request and the result."""
         return 0
 
 
 class Inference(Job, kw_only=True, eq=False, tag="inference"):
-    """A request of inference whose client does not wait."""
+    """An inference request whose client does not wait."""
 
     endpoint: str  # path
     headers: dict[str, str] = field(default_factory=dict)  # of its request
     tries: int = 0
-    deaths: int = 0  # of the daemon, while this was sent; one more while it is
-    status: int | None = None  # of the answer
+    deaths: int = 0  # of the daemon while the request was sent; incremented while it is being sent
+    status: int | None = None  # HTTP status of the answer
     content_type: str = ""
     result_bytes: int | None = None  # set iff there is a result
     request_bytes: int = 0
@@ -74,12 +95,12 @@ class Inference(Job, kw_only=True, eq=False, tag="inference"):
 
     @property
     def keeps_result(self) -> bool:
-        """Does it stay when it is over, with its result? Else the response or the batch that it is for says how it ended."""
+        """Whether the record and the result are kept after the end. If not, the response or the batch has the outcome."""
         return True
 
 
 class Response(Inference, kw_only=True, eq=False, tag="response"):
-    """The request of a response that is generated in the background."""
+    """The request of a background response."""
 
     response: str  # the name of the stored response
 
@@ -103,7 +124,7 @@ class Line(Inference, kw_only=True, eq=False, tag="line"):
 
 
 class Problem(Struct, frozen=True):
-    """Why a batch was refused after its file was read."""
+    """A reason for which a batch was refused after its file was read."""
 
     code: str
     message: str
@@ -116,7 +137,7 @@ class Batch(Job, kw_only=True, eq=False, tag="batch"):
 
     endpoint: str
     input_file: str
-    output_file: str  # ids of files that begin with the batch; clients find those that aren't empty at its end
+    output_file: str  # ids of files that are created with the batch; clients find the non-empty ones at its end
     error_file: str
     window: str  # as the client wrote it
     expires_at: float
@@ -126,53 +147,67 @@ class Batch(Job, kw_only=True, eq=False, tag="batch"):
     cancelling_at: float | None = None
     total: int = 0  # requests in its file
     last_line: int = 0  # number of the last request's line
-    completed: int = 0  # at its end; until then `jobs.batches` counts
+    completed: int = 0  # set at the end; until then `jobs.batches` counts
     failed: int = 0
     has_output: bool = False
     has_errors: bool = False
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def api_state(self) -> BatchState:
+        """The state in the words of OpenAI's API."""
+        if self.is_over:
+            return _BATCH_STATES[self.state]
+        if self.cancelling_at is not None:
+            return "cancelling"
+        return _BATCH_STATES[self.state] if self.finalizing_at is None else "finalizing"
+
 
 class Load(Job, kw_only=True, eq=False, tag="load"):
-    """One load of a worker. `queued`: it waits for memory, a turn or a retry."""
+    """One load of a worker. `queued`: it waits for memory, for other loads or for a retry."""
 
     worker: ModelId  # the model, or one of its replicas
-    reason: str = ""  # why it waits, was begun, or ended
+    reason: str = ""  # for waiting, for the start, or for the end
     generation: int | None = None
     devices: tuple[str, ...] = ()
     lease_mib: int | None = None
-    expected_s: float | None = None  # how long the last load took
+    expected_s: float | None = None  # duration of the last load
     took_s: float | None = None  # from the start of the worker to the end of the load
-    share: float = 0.0  # of it that is done
+    share: float = 0.0  # that is done
     stage: str = ""  # the last line of the worker's log
     bytes_read: int | None = None
     bytes_total: int | None = None
     memory_mib: int | None = None
-    decided: int = 0  # number of the last decision when it began, or its worker was started
+    decided: int = 0  # number of the last decision when the load began, or when its worker was started
+
+    @property
+    def api_state(self) -> LoadState:
+        """The state in the words of the admin API."""
+        return _LOAD_STATES[self.state]
 
 
 class Pull(Job, kw_only=True, eq=False, tag="pull"):
-    """The files of one model that are fetched."""
+    """A download of one model's files."""
 
     model: ModelId
     done_bytes: int = 0
-    first_bytes: int | None = None  # that were there before
+    first_bytes: int | None = None  # present before the pull
     total_bytes: int | None = None
-    load: str | None = None  # the id of the load that it began
+    load: str | None = None  # the id of the load that it started
 
 
 AnyJob = Inference | Response | Line | Batch | Load | Pull
-"""All kinds: what a row of the store is read as."""
+"""All kinds: the type of a row of the store."""
 
 
 def number_of(job: Load | Pull) -> int:
-    """What its id ends with; 0 where the id can't be one."""
+    """The number at the end of a job's id; 0 for an id without one."""
     found = _NUMBER.search(job.id)
     return int(found[1]) if found else 0
 
 
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The owner whose jobs a request may see, from its scope's state: the id of its key, and whether it may see all."""
+    """The owner whose jobs a request may see (the id of its key), and whether it may see all jobs. `state`: its scope's."""
     key: Key | None = state.get(KEY)
     return (None, True) if key is None else (key.id, Scope.ADMIN in key.scopes)
 
@@ -180,7 +215,7 @@ def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
 async def former_owners(store: Store, keys: Iterable[Key]) -> Mapping[str, str]:
     """Ids of keys by their names: before keys had ids, stored jobs named their owner by the name of the key.
 
-    The names and ids are those of the first start with ids, and stay so: a later key of such a name is another.
+    The first start with ids stores this table, and it never changes: a later key with such a name is another key.
     """
     found = store.get("owners", "ids")
     if isinstance(found, dict):

@@ -1,7 +1,7 @@
-"""All jobs, of every kind: their records on disk and in memory, who may see them, how long they stay, and who waits for a change.
+"""All jobs, of every kind: their records on disk and in memory, access to them, their expiry, and waiting for changes.
 
-What a kind does is its own module's: `inference` sends requests, `batches` sends the lines of files, `loads` watches models come,
-`pulls` fetches files. Each registers how its jobs are cancelled and how long they stay.
+Each kind has a module: `inference` sends requests, `batches` sends the lines of files, `loads` watches models load, `pulls`
+fetches files. Each module registers a `Kind`: how its jobs are cancelled, and how long they are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypeVar, cast
@@ -34,26 +34,26 @@ log = structlog.get_logger("llmux.jobs")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is, or was when it ended."""
+    """The progress of a job, up to its end."""
 
-    share: float | None = None  # of it that is done, from 0 to 1; None: unknown
-    eta_s: float | None = None  # how much longer it takes; None: unknown
-    message: str = ""  # why it waits, what it does, or why it ended
+    share: float | None = None  # of the work that is done, from 0 to 1; None: unknown
+    eta_s: float | None = None  # seconds until the end; None: unknown
+    message: str = ""  # the reason for waiting, the present step, or the reason for the end
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the module of a kind does for its jobs."""
+    """Operations and limits that a kind's module registers for its jobs."""
 
     cancel: Callable[[Any], Awaitable[None]]
-    """Ends a job, wherever it stands. One that is over stays as it is. Raises LlmuxError."""
+    """Cancels a job in any state. A job that is over stays as it is. Raises LlmuxError."""
     progress: Callable[[Any], Progress] = lambda _: Progress()
     most: int = 10_000
-    """So many jobs that have ended are kept."""
+    """The most ended jobs that are kept."""
     keep_s: Callable[[], float] = lambda: float("inf")
-    """How long a job that has ended is kept."""
+    """Seconds that an ended job is kept."""
     forget: Callable[[Sequence[Any]], None] = lambda _: None
-    """Removes what these jobs have besides their records, once those are gone, or to make room where they can't go."""
+    """Removes the files of these jobs: after their records, or before, to free space if the records can't be deleted."""
 
 
 @dataclass(slots=True)
@@ -62,18 +62,18 @@ class Jobs:
 
     kinds: dict[type[Job], Kind] = field(default_factory=dict)
     on_sweep: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    """Called from time to time, after `expire`."""
-    version: int = 0  # another one after each change
+    """Called periodically, after `expire`."""
+    version: int = 0  # incremented by each change
     _store: Store | None = None
     _all: dict[type[Job], dict[str, Job]] = field(default_factory=lambda: defaultdict(dict))
-    """By kind, also those that a kind is made from; the oldest first. There may be ten thousand: none is looked at in vain."""
+    """By kind and by each of its base kinds; the oldest first. So a lookup of one kind never scans all jobs."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sweeping: asyncio.Task[None] | None = None
     _noting: set[asyncio.Task[None]] = field(default_factory=set)
 
     def open(self, store: Store, owners: Mapping[str, str] | None = None) -> None:
-        """Read the jobs that are kept. A row that can't be read is logged, and stays. `owners`: see `job.former_owners`."""
+        """Read the stored jobs. An unreadable row is logged and stays in the store. `owners`: see `job.former_owners`."""
         self._store = store
         found: list[Job] = []
         for name, row in store.items(_COLLECTION).items():
@@ -86,12 +86,12 @@ class Jobs:
             self._put(job)
 
     def start(self) -> None:
-        """Forget jobs whose time is over, from now on."""
+        """Begin to sweep expired jobs periodically."""
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep(), name="jobs")
 
     def stop(self) -> None:
-        """Undo `start`."""
+        """Stop the periodic sweep."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -100,21 +100,21 @@ class Jobs:
 
     @property
     def are_known(self) -> bool:
-        """Could the store be read? Else there may be others, whose requests and results must stay for a later start."""
+        """Whether the store could be read. If not, it may hold more jobs, whose files must stay for a later start."""
         return self._store is not None and self._store.trouble is None
 
     def of(self, kind: type[JobT]) -> list[JobT]:
-        """The jobs of a kind, and of kinds made from it, the oldest first."""
+        """The jobs of a kind and of its subclasses, the oldest first."""
         return cast("list[JobT]", [*self._all[kind].values()])
 
     def get(self, job_id: str) -> Job | None:
-        """The job of this id."""
+        """The job with this id."""
         return self._all[Job].get(job_id)
 
     def find(
         self, kind: type[JobT], job_id: str, owner: str | None, *, is_admin: bool, code: str = "job_not_found"
     ) -> JobT:
-        """The job, for its owner or for an admin. Raises NotFoundError with this `code`, whose first word names the kind."""
+        """The job, for its owner or an admin. Raises NotFoundError with this `code`, whose first word names the kind."""
         job = self._all[kind].get(job_id)
         if job is None or not (is_admin or job.owner == owner):
             raise NotFoundError(f"There is no {code.partition('_')[0]} {job_id[:100]!r}, or no longer.", code=code)
@@ -125,7 +125,7 @@ class Jobs:
         return [job for job in reversed(self.of(kind)) if is_admin or job.owner == owner]
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until any job has changed, or so long."""
+        """Wait until any job has changed, or until the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -133,20 +133,20 @@ class Jobs:
     # ------------------------------------------------------------------------------------------------------------ writing
 
     def add(self, job: Job) -> None:
-        """From now on it is found."""
+        """Add a job in memory, so that lookups find it."""
         self._put(job)
         self.wake()
 
     async def save(self, job: Job) -> None:
-        """Write it down. Raises NotSavedError."""
+        """Write the job's record to disk. Raises NotSavedError."""
         await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})
 
     async def change(self, job: Job, also: Mapping[Entry, JsonValue] | None = None, **changes: object) -> None:
-        """Write down its changed fields, in one step with what `also` has, and only then change them.
+        """Write changed fields to disk, in one transaction with the entries of `also`, and only then set them in memory.
 
-        Raises NotSavedError: then nothing has changed. One change comes after the other.
+        Raises NotSavedError: then nothing has changed. Changes run one after the other.
         """
-        async with self._turn:
+        async with self._change_lock:
             row = msgspec.to_builtins(replace(job, **changes))
             await self._change({(_COLLECTION, job.id): row, **(also or {})})
             for name, value in changes.items():
@@ -154,32 +154,31 @@ class Jobs:
         self.wake()
 
     def drop(self, job: Job) -> None:
-        """From now on it isn't found. Its record stays until `forget`."""
+        """Remove a job from memory, so that lookups don't find it. Its record stays until `forget`."""
         self._pop(job)
         self.wake()
 
     def note(self, job: Job, failed: Callable[[str], object]) -> None:
-        """Write it down in the background, and remove the oldest of its kind that have ended and are too many.
+        """Write a job's record in the background, and remove the oldest ended jobs of its kind beyond `most`.
 
-        `failed` is called with the reason if they can't be written or removed on disk.
+        `failed` is called with the reason if that fails on disk.
         """
-        over = [other for other in self.of(type(job)) if other.is_over]
-        removed = over[: max(0, len(over) - self.kinds[type(job)].most)]
+        removed = self._surplus(type(job))
         changes: dict[Entry, JsonValue] = {(_COLLECTION, job.id): msgspec.to_builtins(job)}
         changes.update({(_COLLECTION, old.id): None for old in removed})
         self._remove(removed)
         if self._store is not None:
-            self._noting.add(task := asyncio.create_task(self._note(changes, failed)))
+            self._noting.add(task := asyncio.create_task(self._write_note(changes, failed)))
             task.add_done_callback(self._noting.discard)
 
-    async def _note(self, changes: Mapping[Entry, JsonValue], failed: Callable[[str], object]) -> None:
+    async def _write_note(self, changes: Mapping[Entry, JsonValue], failed: Callable[[str], object]) -> None:
         try:
             await self._change(changes)
         except NotSavedError as error:
             failed(error.message)
 
     async def forget(self, jobs: Iterable[Job]) -> None:
-        """Remove these with all that they have. Raises NotSavedError: then their records stay."""
+        """Delete these jobs with their records and files. Raises NotSavedError: then the records stay."""
         removed = [*jobs]
         if not removed:
             return
@@ -187,7 +186,7 @@ class Jobs:
         try:
             await self._change(records)
         except NotSavedError:
-            for job in removed:  # perhaps the disk is full of them
+            for job in removed:  # their files may have filled the disk
                 self.kinds[type(job)].forget([job])
             await self._change(records)
         self._remove(removed)
@@ -199,42 +198,51 @@ class Jobs:
         self.wake()
 
     def _put(self, job: Job) -> None:
-        for kind in _made_from(type(job)):
+        for kind in _kinds_of(type(job)):
             self._all[kind][job.id] = job
 
     def _pop(self, job: Job) -> None:
-        for kind in _made_from(type(job)):
+        for kind in _kinds_of(type(job)):
             self._all[kind].pop(job.id, None)
 
     def wake(self) -> None:
-        """Wake whoever waits in `changed`."""
+        """Wake all callers that wait in `changed`."""
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def cancel(self, job: Job) -> None:
-        """End it, wherever it stands; one that is over stays as it is. Raises LlmuxError where it can't be ended."""
+        """Cancel a job in any state. A job that is over stays as it is. Raises LlmuxError if it can't be cancelled."""
         if not job.is_over:
             await self.kinds[type(job)].cancel(job)
 
-    async def remove(self, job: Job) -> None:
-        """End it, and forget it. Raises LlmuxError where it can't be ended, or can't be forgotten."""
-        await self.cancel(job)
-        await self.forget([job])
-
-    async def expire(self, made_from: type[Job] = Job) -> None:
-        """Forget jobs of these kinds that have been kept long enough, and of too many the oldest."""
-        now, old = time.time(), list[Job]()
-        for of_type, kind in self.kinds.items():
-            if not issubclass(of_type, made_from):
-                continue
-            over = [job for job in self._all[of_type].values() if job.ended_at is not None and type(job) is of_type]
-            before, surplus = now - kind.keep_s(), len(over) - kind.most
-            old += [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
+    async def expire(self, base: type[Job] = Job) -> None:
+        """Forget ended jobs of this kind and its subclasses: those older than `keep_s`, and the oldest beyond `most`."""
+        expired: dict[str, Job] = {}
+        for kind in self.kinds:
+            if issubclass(kind, base):
+                expired.update((job.id, job) for job in (*self._outdated(kind), *self._surplus(kind)))
         try:
-            await self.forget(old)
+            await self.forget(expired.values())
         except NotSavedError as error:
             log.warning("job.not_kept", reason=error.message)
+
+    def _outdated(self, kind: type[Job]) -> list[Job]:
+        """The ended jobs of exactly this kind that were kept for `keep_s`."""
+        if (before := time.time() - self.kinds[kind].keep_s()) <= 0:  # as with an infinite time
+            return []
+        return [job for job in self._exactly(kind) if job.ended_at is not None and job.ended_at <= before]
+
+    def _surplus(self, kind: type[Job]) -> list[Job]:
+        """The oldest ended jobs of exactly this kind that are beyond its `most`. Counts only if there may be any."""
+        most = self.kinds[kind].most
+        if len(self._all[kind]) <= most:
+            return []
+        ended = [job for job in self._exactly(kind) if job.is_over]
+        return ended[: max(0, len(ended) - most)]
+
+    def _exactly(self, kind: type[Job]) -> Iterator[Job]:
+        return (job for job in self._all[kind].values() if type(job) is kind)
 
     async def _sweep(self) -> None:
         while True:
@@ -250,6 +258,6 @@ class Jobs:
 
 
 @cache
-def _made_from(kind: type[Job]) -> tuple[type[Job], ...]:
-    """It, and the kinds that it is made from, up to `Job`."""
+def _kinds_of(kind: type[Job]) -> tuple[type[Job], ...]:
+    """The kind and its base classes, up to `Job`."""
     return tuple(each for each in kind.__mro__ if issubclass(each, Job))

@@ -1,12 +1,12 @@
-"""Loads as tasks: those that wait or run, with their progress, and the last that ended, kept over restarts.
+"""Loads of models as jobs: the open ones with their progress, and the most recent ended ones. They survive restarts.
 
-A load begins when a model is wanted that isn't loaded, whoever asked, and ends when it is loaded, has failed, or nobody
-wants it any more. Each try is a load of its own, and so is each replica. What was under way when the daemon ended was
-interrupted. How one ended follows from the first decision about it that ends loads.
+A load begins when a model is wanted but not loaded. It ends when the model is loaded, when it has failed, or when nobody wants
+the model any more. Each try is a load of its own, and so is each replica. A load that was open when the daemon ended is
+interrupted. The state of an ended load follows from the first of the scheduler's decisions about it that ends loads.
 
-Progress is the greatest of three shares: bytes read of the weights' size, memory taken of what is leased, and what the last
-line of the worker's log says. It never falls, and is below 1 until the model is loaded. The time left is the time that the
-model's last load took; before the first, and when that is over, it follows from the progress until all is read.
+Progress is the greatest of three shares: bytes read of the weights, memory taken of the lease, and the progress in the last
+line of the worker's log. It never falls, and stays below 1 until the model is loaded. The remaining time is based on the
+duration of the model's last load. Without one, or after that time, it is based on the progress, until all weights are read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from supervisor.schema.job import State
 log = structlog.get_logger("llmux.loads")
 
 KEPT: Final = 100
-"""So many loads that ended are kept."""
+"""The most ended loads that are kept."""
 LOOK_S: Final = 1.0
 MOST_SHARE: Final = 0.99
-"""Of a load that isn't over."""
+"""The greatest progress of a load that isn't over."""
 LEAST_SHARE: Final = 0.05
-"""From here on progress says how much time is left, until all is read: what a program does then, it does not show."""
+"""The least progress from which the remaining time is estimated. At `MOST_SHARE` all is read, and the rest can't be measured."""
 _INTERRUPTED: Final = "llmux ended, or another daemon took over, before the model was loaded"
 _UNWANTED: Final = "nobody waits for it any more"
 
@@ -55,16 +55,7 @@ _ENDS: Final[Mapping[str, State]] = {
     "evicted": "cancelled",
     "leave": "cancelled",
 }
-"""What decisions make of a load."""
-_STATES: Final[Mapping[State, schema.State]] = {
-    "queued": "waiting",
-    "running": "loading",
-    "completed": "ready",
-    "failed": "failed",
-    "cancelled": "cancelled",
-    "interrupted": "interrupted",
-}
-"""Clients' words."""
+"""The kinds of decisions that end a load, and its state then."""
 
 
 class Loads:
@@ -76,20 +67,20 @@ class Loads:
         self._hub = hub
         self._jobs = jobs
         self._open: dict[ModelId, Load] = {}  # by worker
-        self._last = 0  # number of the newest
-        self._looking: asyncio.Task[None] | None = None  # set while any is open
+        self._last_number = 0  # number of the newest load
+        self._watcher: asyncio.Task[None] | None = None  # set while a load is open
         jobs.kinds[Load] = Kind(self._cancel, progress_of, KEPT)
         engine.observers.append(self.observe)
 
     def restore(self) -> None:
-        """Go on with those that are kept. Call it once, before the engine's first event."""
+        """Mark stored loads that weren't over as interrupted. Call it once, before the engine's first event."""
         for load in self._jobs.of(Load):
-            self._last = max(self._last, number_of(load))
+            self._last_number = max(self._last_number, number_of(load))
             if not load.is_over:
                 load.state, load.reason, load.ended_at = "interrupted", _INTERRUPTED, round(time.time(), 3)
                 self._save(load)
 
-    # ------------------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------------------ events
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
@@ -101,39 +92,39 @@ class Loads:
             about.update(self._open)
         unloaded = base_of(event.model) if type(event) is UnloadRequested else None
         for model in about:
-            self._look_at(model, "unloaded by an operator" if base_of(model) == unloaded else _UNWANTED)
+            self._update(model, "unloaded by an operator" if base_of(model) == unloaded else _UNWANTED)
 
-    def _look_at(self, model: ModelId, otherwise: str = _UNWANTED) -> None:
-        """Take in what has become of its load; `otherwise`: why it ended where no decision says so."""
+    def _update(self, model: ModelId, default_reason: str = _UNWANTED) -> None:
+        """Begin, start or end the model's load by its present status. `default_reason`: of an end without a decision."""
         status, load = self._engine.load_status(model), self._open.get(model)
         if status is not None and status.is_remote:
             status = None
-        if load is not None and _is_over(load, status):
-            self._end(load, status, otherwise)
+        if load is not None and _has_ended(load, status):
+            self._finish(load, status, default_reason)
             load = None
         if status is None or not (status.is_wanted or status.state is WorkerState.STARTING):
             return
-        load = load or self._begin(model)
+        load = load or self._begin_load(model)
         if status.state is WorkerState.STARTING and load.state == "queued":
-            self._start(load, status)
+            self._note_start(load, status)
         elif load.state == "queued":
             load.reason = next(self._decisions(load), (0, "", load.reason))[2]
 
-    def _begin(self, model: ModelId) -> Load:
-        self._last += 1
+    def _begin_load(self, model: ModelId) -> Load:
+        self._last_number += 1
         made = self._engine.decisions(model, limit=1)
         now = round(time.time(), 3)
-        load = Load(id=f"load-{self._last}", created_at=now, model=base_of(model), worker=model)
+        load = Load(id=f"load-{self._last_number}", created_at=now, model=base_of(model), worker=model)
         self._open[model] = load
         self._jobs.add(load)
         if made:
             load.decided, load.reason = made[-1].seq, made[-1].reason if made[-1].model == model else ""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look(), name="loads")
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch(), name="loads")
         self._note_state(load)
         return load
 
-    def _start(self, load: Load, status: LoadStatus) -> None:
+    def _note_start(self, load: Load, status: LoadStatus) -> None:
         load.state = "running"
         load.decided, _, load.reason = next(self._decisions(load), (load.decided, "", load.reason))
         load.started_at = max(load.created_at, round(time.time() - status.since_s, 3))
@@ -141,7 +132,7 @@ class Loads:
         load.lease_mib, load.expected_s = status.lease_mib, status.load_s
         self._note_state(load)
 
-    def _end(self, load: Load, status: LoadStatus | None, otherwise: str) -> None:
+    def _finish(self, load: Load, status: LoadStatus | None, default_reason: str) -> None:
         del self._open[load.worker]
         load.ended_at = round(time.time(), 3)
         ends = [(kind, reason) for _, kind, reason in self._decisions(load) if kind in _ENDS]
@@ -153,19 +144,19 @@ class Loads:
         elif self._engine.queue().is_stopping:
             load.state, load.reason = "interrupted", "llmux is shutting down"
         elif ends:
-            kind, load.reason = ends[-1]  # the first of them
+            kind, load.reason = ends[-1]  # the earliest
             load.state = _ENDS[kind]
             if load.state == "failed":
                 load.error = {"message": load.reason, "code": "load_failed"}
         else:
-            load.state, load.reason = "cancelled", otherwise
+            load.state, load.reason = "cancelled", default_reason
         self._note_state(load)
-        if not self._open and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if not self._open and self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
 
     def _decisions(self, load: Load) -> Iterator[tuple[int, str, str]]:
-        """Number, kind and reason of those about it since it began, or its worker was started; the newest first."""
+        """Number, kind and reason of each decision since the load, or its worker, was started; the newest first."""
         for made in reversed(self._engine.decisions(load.worker)):
             if made.seq <= load.decided:
                 return
@@ -174,11 +165,11 @@ class Loads:
 
     # --------------------------------------------------------------------------------------------------------- progress
 
-    async def _look(self) -> None:
-        """Look at those that are under way, as long as there are some."""
+    async def _watch(self) -> None:
+        """Update the open loads periodically, until none is open."""
         while self._open:
             for load in tuple(self._open.values()):
-                self._look_at(load.worker)
+                self._update(load.worker)
                 if load.state == "running":
                     try:
                         await self._measure(load)
@@ -215,30 +206,30 @@ class Loads:
     # ------------------------------------------------------------------------------------------------------------- views
 
     def views(self) -> schema.LoadList:
-        """All of them, the newest first, and how good the estimates were."""
+        """All loads, the newest first, and the errors of their estimates."""
         newest = sorted(self._jobs.of(Load), key=number_of, reverse=True)
         return schema.LoadList("list", [_view(load) for load in newest], _estimates(newest))
 
     def view(self, number: str) -> schema.Load:
-        """One of them. Raises NotFoundError."""
-        return _view(self._found(number))
+        """The load with this number. Raises NotFoundError."""
+        return _view(self._find(number))
 
     def current(self, model: ModelId) -> schema.Load | None:
-        """The one of this model that waits or runs; of its replicas', the furthest."""
+        """The model's open load; of several replicas' loads the one with the most progress."""
         found = [load for load in self._open.values() if load.model == model]
         return _view(max(found, key=lambda load: load.share)) if found else None
 
     def last(self, model: ModelId) -> schema.Load | None:
-        """The model's last one that ended."""
+        """The model's most recently ended load."""
         ended = (load for load in self._jobs.of(Load) if load.model == model and load.is_over)
         found = max(ended, key=lambda load: (load.ended_at or 0.0, number_of(load)), default=None)
         return None if found is None else _view(found)
 
     async def cancel(self, number: str) -> schema.Load:
-        """End it, wherever it stands; who waits for it is told. Raises NotFoundError, InvalidRequestError for one that has ended."""
-        load = self._found(number)
+        """Cancel a load in any state; its requests get an error. Raises NotFoundError, InvalidRequestError if it has ended."""
+        load = self._find(number)
         if load.is_over:
-            message = f"Load {number} of {load.worker} has ended: it is {_STATES[load.state]}."
+            message = f"Load {number} of {load.worker} has ended: it is {load.api_state}."
             raise InvalidRequestError(message, code="load_ended")
         await self._jobs.cancel(load)
         return _view(load)
@@ -246,19 +237,19 @@ class Loads:
     async def _cancel(self, load: Load) -> None:
         self._engine.post(LoadCancelled(load.worker))
         if not load.is_over:
-            self._look_at(load.worker)
+            self._update(load.worker)
 
-    def _found(self, number: str) -> Load:
+    def _find(self, number: str) -> Load:
         load = self._jobs.get(f"load-{number}")
         if not isinstance(load, Load):
             message = f"There is no load {number[:50]!r}; GET /v1/admin/loads lists them."
             raise NotFoundError(message, code="load_not_found")
         return load
 
-    # -------------------------------------------------------------------------------------------------------------- kept
+    # -------------------------------------------------------------------------------------------------------------- storing
 
     def _note_state(self, load: Load) -> None:
-        """It has entered another state."""
+        """Save and publish a load after a change of its state."""
         self._save(load)
         self._publish(load)
 
@@ -271,7 +262,7 @@ class Loads:
 
 
 def progress_of(load: Load) -> Progress:
-    """How far it is, and how much longer it takes."""
+    """The load's progress, with the remaining time."""
     message = load.reason if load.is_over else load.stage or load.reason
     return Progress(load.share, _eta_s(load, time.time()), message)
 
@@ -295,7 +286,7 @@ def _view(load: Load) -> schema.Load:
         model=base_of(load.worker),
         worker=load.worker,
         generation=load.generation,
-        state=_STATES[load.state],
+        state=load.api_state,
         reason=load.reason,
         asked_at=load.created_at,
         started_at=load.started_at,
@@ -315,31 +306,31 @@ def _view(load: Load) -> schema.Load:
 
 
 def _estimates(loads: Sequence[Load]) -> schema.LoadEstimates:
-    """How far the expected times were from those that came."""
-    came = [
+    """The mean errors of the expected times."""
+    errors_and_times = [
         (abs(load.took_s - load.expected_s), load.took_s)
         for load in loads
         if load.state == "completed" and load.expected_s is not None and load.took_s
     ]
-    if not came:
+    if not errors_and_times:
         return schema.LoadEstimates(0, None, None)
     return schema.LoadEstimates(
-        loads=len(came),
-        mean_error_s=round(sum(error for error, _ in came) / len(came), 3),
-        mean_error=round(sum(error / took for error, took in came) / len(came), 3),
+        loads=len(errors_and_times),
+        mean_error_s=round(sum(error for error, _ in errors_and_times) / len(errors_and_times), 3),
+        mean_error=round(sum(error / took for error, took in errors_and_times) / len(errors_and_times), 3),
     )
 
 
 def _weights_bytes(model: CatalogModel) -> int:
-    """Of all that a load reads; 0: unknown."""
+    """The bytes of all files that a load reads; 0: unknown."""
     try:
         return sum(file.stat().st_size for file in model.adapter.weights(model.config))
     except (OSError, ModelUnusableError):
         return 0
 
 
-def _is_over(load: Load, status: LoadStatus | None) -> bool:
-    """Does what is known now end it?"""
+def _has_ended(load: Load, status: LoadStatus | None) -> bool:
+    """Whether the worker's present status ends the load."""
     if status is None:
         return True
     if load.state == "running":

@@ -16,7 +16,7 @@ from supervisor.errors import NotFoundError
 from supervisor.host.store.request_buffer import BodyBudget, Bytes
 from supervisor.host.store.store import NotSavedError, Store
 from supervisor.jobs import batches as module
-from supervisor.jobs.batches import Batches, status_of
+from supervisor.jobs.batches import Batches
 from supervisor.jobs.files import File, Files
 from supervisor.jobs.inference import Answer, InferenceJobs, JobFullError
 from supervisor.jobs.job import Batch, Inference, Line
@@ -125,7 +125,7 @@ class TestAnswering:
             batch = await begin(batches, "a", model="nobody")
             await until(lambda: batch.is_over)
             assert [each.code for each in batch.problems] == ["model_not_found"]
-            monkeypatch.setattr(Batches, "_look_at", lambda *_: asyncio.sleep(0))
+            monkeypatch.setattr(Batches, "_check_line", lambda *_: asyncio.sleep(0))
             batch = await begin(batches, "a", model="nobody")
             await until(lambda: batch.is_over)
             assert (batch.state, batch.failed, worker.sent) == ("completed", 1, [])
@@ -183,7 +183,7 @@ class TestRestart:
         async with opened(tmp_path) as (batches, _worker):
             batch = await begin(batches, "a")
             await batches.cancel(batch)
-            assert status_of(batch) == "cancelling"
+            assert batch.api_state == "cancelling"
         monkeypatch.undo()
         async with opened(tmp_path) as (batches, worker):
             batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)

@@ -61,7 +61,7 @@ class TestKept:
             assert files.find(file.id, "ann", is_admin=False) == file
             with await files.open_file(file.id) as content:
                 assert content.read() == b"one\ntwo\n"
-            assert files.taken == 8
+            assert files.disk_bytes == 8
 
     async def test_only_for_its_owner(self, tmp_path):
         async with opened(tmp_path) as files:
@@ -76,9 +76,9 @@ class TestKept:
             await files.append(file, [b"x"])
             with pytest.raises(NotFoundError):
                 files.find(file.id, None, is_admin=True)
-            assert files.taken == 1
+            assert files.disk_bytes == 1
         async with opened(tmp_path) as files:
-            assert (files.taken, names(tmp_path)) == (0, set())
+            assert (files.disk_bytes, names(tmp_path)) == (0, set())
 
     async def test_what_grows_goes_on(self, tmp_path):
         async with opened(tmp_path) as files:
@@ -96,7 +96,7 @@ class TestKept:
         async with opened(tmp_path) as files:
             file = await kept(files)
             await files.remove([file.id])
-            assert (files.taken, names(tmp_path), files.listing(None, is_admin=True)) == (0, set(), [])
+            assert (files.disk_bytes, names(tmp_path), files.listing(None, is_admin=True)) == (0, set(), [])
 
     async def test_so_many(self, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "MOST", 1)

@@ -201,7 +201,7 @@ class TestCancelling:
         async with opened(tmp_path) as jobs:
             jobs.on_end[Response] = keep
             job = await jobs.add("/v1/responses", "m", {}, b"{}", None, FOR_RESPONSE)
-            await asyncio.gather(jobs.cancel(job), jobs.cancel(job), jobs.jobs.remove(job))
+            await asyncio.gather(jobs.cancel(job), jobs.cancel(job), jobs.remove(job))
             assert len(ends) == 1
             assert not jobs.jobs._store.items("jobs")
             assert not files(tmp_path)
@@ -334,7 +334,7 @@ class TestTrouble:
             worker.open.set()
             await until(lambda: not jobs._running)
             assert job.state == "completed"
-            await jobs.jobs.remove(job)
+            await jobs.remove(job)
             assert jobs.jobs.listing(Inference, None, is_admin=True) == []
 
     async def test_a_folder_that_is_gone(self, tmp_path):
@@ -385,7 +385,7 @@ class TestDurable:
         await until(lambda: job.state == "running")
         await jobs.jobs._store.lend()
         worker.open.set()
-        await until(lambda: job.id in jobs._resting)
+        await until(lambda: job.id in jobs._awaiting_retry)
         return job
 
     async def test_one_whose_end_cannot_be_saved_waits(self, tmp_path):
@@ -437,7 +437,7 @@ class TestDurable:
                 await jobs.cancel(job)
             assert job.state == "queued"
             with pytest.raises(NotSavedError):
-                await jobs.jobs.remove(job)
+                await jobs.remove(job)
             assert jobs.jobs.listing(Inference, None, is_admin=True) == [job]
 
     async def test_old_results_make_room_even_if_nothing_can_be_saved(self, tmp_path):
@@ -464,7 +464,7 @@ class TestDurable:
             job = await add(jobs)
             await until(lambda: job.is_over)
             monkeypatch.setattr(Jobs, "_change", changed)
-            await jobs.jobs.remove(job)
+            await jobs.remove(job)
             assert not jobs.jobs._store.items("jobs")
             assert not jobs.jobs.listing(Inference, None, is_admin=True)
 
@@ -495,7 +495,7 @@ class TestDurable:
         async with opened(tmp_path, worker) as jobs:
             jobs.on_end[Response] = refuse
             job = await jobs.add("/v1/responses", "m", {}, b"{}", None, FOR_RESPONSE)
-            await until(lambda: job.id in jobs._resting)
+            await until(lambda: job.id in jobs._awaiting_retry)
             assert (job.state, jobs.generating("resp_1")) == ("queued", job)
             assert files(tmp_path) == {".request"}
 
@@ -534,7 +534,7 @@ class TestRestart:
             job = await add(jobs)
             await jobs.jobs._store.lend()
             jobs.start(worker)
-            await until(lambda: job.id in jobs._resting)
+            await until(lambda: job.id in jobs._awaiting_retry)
             assert (job.state, worker.sent) == ("queued", [])
 
     async def test_an_end_waits_for_what_is_being_kept(self, tmp_path):

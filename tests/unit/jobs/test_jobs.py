@@ -139,10 +139,10 @@ class TestForgetting:
             await kept(jobs, one := inference())
             await jobs._store.lend()
             with pytest.raises(NotSavedError):
-                await jobs.remove(one)
+                await jobs.forget([one])
             assert (gone, jobs.get(one.id)) == ([[one.id]], one)
             await jobs._store.take_back()
-            await jobs.remove(one)
+            await jobs.forget([one])
             assert (gone[1:], jobs.get(one.id), jobs._store.items("jobs")) == ([[one.id]], None, {})
 
 
