@@ -1,6 +1,6 @@
-"""Makes a `Catalog` of a merged tree: validates every section, follows every reference, keeps every problem.
+"""Builds a `Catalog` from a merged tree: validates every section, checks every reference, collects all problems.
 
-A mistake doesn't stop the checks, so that one run reports all mistakes; a configuration with any gives no catalog.
+A mistake doesn't stop the checks, so that one run reports all mistakes. A configuration with a mistake gives no catalog.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from supervisor.errors import ConfigError, NotFoundError
 
 SECTIONS = ("models", "models_from", "virtual_models", "tasks", "sets", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
-CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
+CLIENT_LIMIT = 100  # characters, as of the name of a key, which may be a client
 
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
@@ -67,6 +67,8 @@ _OWN_PATHS = re.compile(
     r"|/(?:ui|models|v1/models|v1/admin|v1/jobs|v1/files|v1/batches)(?:/.*)?",
     re.DOTALL,
 )
+_NO_FOLDER = "there is no such folder"
+"""The end of the message of an adapter that needs a folder."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
@@ -74,7 +76,7 @@ Devices = tuple[DeviceConfig, ...] | Literal["auto"]
 
 
 def is_name(text: str) -> bool:
-    """Can a model be called this?"""
+    """Whether this is a valid name for a model."""
     return bool(_NAME.fullmatch(text)) and text.isprintable()
 
 
@@ -84,17 +86,17 @@ class Assembly(PublicNames):
     def __init__(
         self, root: Table, base: Path, registry: Registry, *, check_files: bool, vllm_defaults: Table | None = None
     ) -> None:
-        """`vllm_defaults`: keys of every vllm_serve model that leaves them open."""
+        """`vllm_defaults`: values of keys that a vllm_serve model leaves open."""
         self.root = root
         self.vllm_defaults = vllm_defaults or replace(root, entries={})
         self.base_path: Path | None = None
-        self.origins: dict[Trail, Place] = {}  # of the models' keys that variables set
+        self.origins: dict[Trail, Place] = {}  # of model keys that variables set
         self.base = base
         self.registry = registry
         self.check_files = check_files
         self.models_dir = Path()
         self.folders: tuple[Path, ...] = ()  # of `models_from`
-        self.unread: list[str] = []  # the files in them that can't be used, and why
+        self.unread: list[str] = []  # a line for each unusable file in them
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:
@@ -102,7 +104,7 @@ class Assembly(PublicNames):
         self.problems += earlier
         for name, node in self.root.entries.items():
             if name not in SECTIONS and not name.startswith("x-"):
-                self._problem(node, (name,), f"unknown section{_section_meant(name)}")
+                self._report(node, (name,), f"unknown section{_section_hint(name)}")
         server = self._server()
         limits = self._section(LimitsConfig, "limits")
         self._check_types("max_loaded", DEFAULT_PRIORITY)
@@ -111,16 +113,16 @@ class Assembly(PublicNames):
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
             node, trail = find(self.root, ("server", "api_keys"))
-            self._problem(node, trail, f"{server.api_keys}: there is no such file")
+            self._report(node, trail, f"{server.api_keys}: there is no such file")
         if self.check_files and server and server.governance is not None:
             node, trail = find(self.root, ("server", "governance"))
             for problem in server.governance.exposures():
-                self._problem(node, trail, problem)
+                self._report(node, trail, problem)
         self.models_dir = server.models_dir if server else models_dir()
         if server is not None:
             self.base_path = server.model_base_path
-        models = self._models(self._table("models"), devices, own_runtimes_dir)
-        self._add_local(models, devices, own_runtimes_dir)
+        models = self._models(self._section_entries("models"), devices, own_runtimes_dir)
+        self._add_local_models(models, devices, own_runtimes_dir)
         for name, model in models.items():
             if model is not None and limits is not None:
                 models[name] = replace(model, type_keep_alive_s=limits.keep_alive_of(model.config))
@@ -164,60 +166,63 @@ class Assembly(PublicNames):
             return server
         return server.model_copy(update={"models_dir": server.model_base_path})
 
-    def _problem(self, node: Node, trail: Trail, message: str) -> None:
+    def _report(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))
 
-    def _missing(self, node: Node, trail: Trail, message: str) -> None:
-        """Report a name that no model has. It is a mistake, unless the model may be one of a folder whose file is away."""
+    def _report_missing(self, node: Node, trail: Trail, message: str) -> None:
+        """Report a name that no model has. It is a mistake, unless a folder's missing file may be that model."""
         if self.folders:
             self.unread.append(str(Problem(node.place, trail, message)))
         else:
-            self._problem(node, trail, message)
+            self._report(node, trail, message)
 
     def _section(self, model: type[S], name: str) -> S | None:
-        return self._validated(model, self._entry(name) or Table({}, self.root.place), (name,))
+        return self._validated(model, self._section_node(name) or Table({}, self.root.place), (name,))
 
-    def _entry(self, name: str) -> Node | None:
-        """A section's node; None where it is absent or there is nothing below its name."""
+    def _section_node(self, name: str) -> Node | None:
+        """A section's node; None for an absent or empty section."""
         node = self.root.entries.get(name)
         return None if isinstance(node, Leaf) and node.value is None else node
 
     def _validated(self, model: type[S], node: Node, trail: Trail) -> S | None:
-        value, problems = validate(model, self._expanded(node, model, trail, ()), trail)
+        value, problems = validate(model, self._with_absolute_paths(node, model, trail, ()), trail)
         self.problems += problems
         return value
 
-    def _expanded(self, node: Node, model: type[BaseModel], trail: Trail, below: Trail) -> Node:
-        """Paths made absolute: `~` and variables filled in, relative ones from the folder of the file that has them."""
+    def _with_absolute_paths(self, node: Node, model: type[BaseModel], trail: Trail, below: Trail) -> Node:
+        """The node with absolute paths: `~` and variables are expanded; relative paths start at the folder of their file."""
         match node:
             case Table():
                 return replace(
                     node,
                     entries={
-                        key: self._expanded(value, model, trail, (*below, key)) for key, value in node.entries.items()
+                        key: self._with_absolute_paths(value, model, trail, (*below, key))
+                        for key, value in node.entries.items()
                     },
                 )
             case Items():
-                nodes = (self._expanded(item, model, trail, (*below, i)) for i, item in enumerate(node.nodes))
+                nodes = (
+                    self._with_absolute_paths(item, model, trail, (*below, i)) for i, item in enumerate(node.nodes)
+                )
                 return replace(node, nodes=tuple(nodes))
             case Leaf(value=str(text)) if Path in types_at(model, below):
                 unset = [a or b for a, b in _VARIABLE.findall(text) if (a or b) not in os.environ]
                 for name in unset:
-                    self._problem(node, (*trail, *below), f"the environment variable {name} is not set")
+                    self._report(node, (*trail, *below), f"the environment variable {name} is not set")
                 path = os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111  Path raises where there is no such user
                 if path.startswith("~"):
-                    self._problem(node, (*trail, *below), f"there is no user {path.partition('/')[0][1:]}")
+                    self._report(node, (*trail, *below), f"there is no user {path.partition('/')[0][1:]}")
                 return replace(node, value=str(node.place.source.directory / path))
             case Leaf():
                 return node
 
-    def _table(self, name: str) -> Mapping[str, Node]:
-        """The entries of a section that maps names to things; empty where it is absent or no mapping."""
-        node = self._entry(name)
+    def _section_entries(self, name: str) -> Mapping[str, Node]:
+        """The entries of a section that is a mapping of names; empty for an absent section or another type."""
+        node = self._section_node(name)
         if node is None:
             return {}
         if not isinstance(node, Table):
-            self._problem(node, (name,), "expected a mapping of names")
+            self._report(node, (name,), "expected a mapping of names")
             return {}
         return node.entries
 
@@ -226,17 +231,17 @@ class Assembly(PublicNames):
         if len(trail) == 2 and isinstance(node, Table):
             for name, value in node.entries.items():
                 if name not in known:
-                    self._problem(value, (*trail, name), f"no model type{suggestion(name, known)}")
+                    self._report(value, (*trail, name), f"no model type{suggestion(name, known)}")
 
     def _devices(self) -> Devices:
-        node = self._entry("devices")
+        node = self._section_node("devices")
         match node:
             case None | Leaf(value="auto"):
                 return "auto"
             case Items():
                 pass
             case _:
-                self._problem(node, ("devices",), 'expected "auto" or a list of devices')
+                self._report(node, ("devices",), 'expected "auto" or a list of devices')
                 return "auto"
         devices: list[DeviceConfig] = []
         for index, item in enumerate(node.nodes):
@@ -244,26 +249,26 @@ class Assembly(PublicNames):
             if device is None:
                 continue
             if any((device.id, device.uuid) == (other.id, other.uuid) for other in devices):
-                self._problem(item, ("devices", index), f"{device.id or device.uuid} is there already")
+                self._report(item, ("devices", index), f"{device.id or device.uuid} is there already")
             devices.append(device)
         if not node.nodes:
-            self._problem(node, ("devices",), 'an empty list: nothing could run; write "auto" or name a device')
+            self._report(node, ("devices",), 'an empty list: nothing could run; write "auto" or name a device')
         return tuple(devices)
 
     # ------------------------------------------------------------------------------------------------------ models
 
-    def _folders(self) -> tuple[Path, ...]:
-        """The folders and files whose models are all served."""
-        node = self._entry("models_from")
-        if isinstance(node, Leaf):  # one alone needs no brackets
+    def _model_folders(self) -> tuple[Path, ...]:
+        """The folders and files in `models_from`, and the model base path."""
+        node = self._section_node("models_from")
+        if isinstance(node, Leaf):  # a single folder needs no brackets
             node = Items((node,), node.place)
         found = None if node is None else self._validated(FoldersConfig, Table({"models_from": node}, node.place), ())
         return tuple(filter(None, (*(found.models_from if found is not None else ()), self.base_path)))
 
-    def _local(
+    def _local_entries(
         self, folder: Path, known: Collection[str], used: set[Path], runtimes: Path
     ) -> Iterator[tuple[str, Node]]:
-        """An entry for each model of this folder that no other has, under a name that nothing has. Blocks on files."""
+        """A name and an entry for each model of this folder, except those in `used` or with a known name. Blocks on files."""
         from supervisor.catalog.models import local_models  # noqa: PLC0415  # few configurations need it
 
         try:
@@ -271,9 +276,12 @@ class Assembly(PublicNames):
         except NotFoundError as error:
             found, problems = [], [str(error)]
         self.unread += problems
-        names = {*known, *(name for name, node in self._table("virtual_models").items() if name not in _words(node))}
+        names = {
+            *known,
+            *(name for name, node in self._section_entries("virtual_models").items() if name not in _scalars(node)),
+        }
         for model in local_models.by_age(found):
-            real = model.path.resolve()  # in the hub's cache it lies elsewhere
+            real = model.path.resolve()  # in the hub's cache the path is a link
             if not used.isdisjoint((model.path, *model.path.parents, real, *real.parents)):
                 continue
             name, entry = model.name(names), model.entry
@@ -287,14 +295,16 @@ class Assembly(PublicNames):
             names.add(name)
             yield name, tree_of(entry, Place(Source(Layer.FILE, str(model.path), folder)))
 
-    def _add_local(self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path) -> None:
-        """Add the models of the folders. A model with a problem is left out and noted: no entry in the file has it."""
-        self.folders = self._folders()
+    def _add_local_models(
+        self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path
+    ) -> None:
+        """Add the models of the folders. A model with a problem is left out and noted, since no entry in the file names it."""
+        self.folders = self._model_folders()
         for folder in self.folders:
             paths = [path for one in models.values() if one is not None for _, path in sources.files_of(one.config)]
             used = {each for path in paths for each in (path, path.resolve())}
-            found = dict(self._local(folder, models, used, own_runtimes_dir))
-            written = self._table("models")
+            found = dict(self._local_entries(folder, models, used, own_runtimes_dir))
+            written = self._section_entries("models")
             self._put_models({**written, **found})
             for name, node in found.items():
                 before = len(self.problems)
@@ -311,10 +321,10 @@ class Assembly(PublicNames):
     def _models(
         self, nodes: Mapping[str, Node], devices: Devices, own_runtimes_dir: Path
     ) -> dict[str, CatalogModel | None]:
-        """These models; None for one that is not valid."""
+        """The models of these nodes; None for an invalid one."""
         known = None if devices == "auto" else [device.id for device in devices if device.id is not None]
         if known is not None and len(known) < len(devices):
-            known = None  # only the driver knows their names: check_devices() checks them
+            known = None  # only the driver knows all names: check_devices() checks them
         models: dict[str, CatalogModel | None] = {}
         for name, node in nodes.items():
             trail = ("models", name)
@@ -328,59 +338,41 @@ class Assembly(PublicNames):
             self._check_probe(model, node, trail)
             self._check_prompt_format(model, node, trail)
             if self.check_files and model.config.enabled:
-                self._check_place(model, node, trail)
-                models[name] = self._looked_at(model, node, trail, own_runtimes_dir)
+                self._check_base_path(model, node, trail)
+                models[name] = self._with_troubles(model, node, trail, own_runtimes_dir)
         return models
 
-    def _looked_at(self, model: CatalogModel, node: Node, trail: Trail, own_runtimes_dir: Path) -> CatalogModel:
+    def _with_troubles(self, model: CatalogModel, node: Node, trail: Trail, own_runtimes_dir: Path) -> CatalogModel:
         """The model with its troubles on this machine. Settings that contradict each other are problems of the file."""
 
-        def found() -> tuple[str, ...]:
-            try:
-                return model.adapter.check(model.config, runtimes_dir=own_runtimes_dir)
-            except OSError as error:  # a folder that this user may not look into, say
-                return (f"{error.filename}: {error.strerror}",)
+        def find_troubles() -> tuple[Problem, ...]:
+            return _troubles(model, _adapter_messages(model, own_runtimes_dir), node, trail)
 
-        def troubles(messages: Sequence[str]) -> tuple[Problem, ...]:
-            remedy = sources.remedy(model.id, model.config)
-            hub_name = sources.hub_name(node) if isinstance(node, Table) else ""
-            path = getattr(model.config, "path", None)
-            if isinstance(path, Path) and path.suffix.lower() == ".gguf" and not path.is_dir():
-                gguf = f"{path} is a GGUF file, and {model.adapter.name} loads folders; llama_server runs it: leave out runtime"
-                is_other = [one.endswith("there is no such folder") for one in messages]
-                messages = [f"path: {gguf}" if other else one for one, other in zip(messages, is_other, strict=True)]
-                remedy = "" if any(is_other) else remedy
-            return tuple(
-                _placed(message + (remedy or hub_name * message.startswith("path")), node, trail)
-                for message in messages
-            )
-
-        messages = found()
+        messages = _adapter_messages(model, own_runtimes_dir)
         for message in messages:
             if isinstance(message, Contradiction):
-                self._adapter_problem(message, node, trail)
-        return replace(
-            model, troubles=troubles(messages), look=lambda: troubles(found()), runtimes_dir=own_runtimes_dir
-        )
+                self._report_at_key(message, node, trail)
+        troubles = _troubles(model, messages, node, trail)
+        return replace(model, troubles=troubles, find_troubles=find_troubles, runtimes_dir=own_runtimes_dir)
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
         if not is_name(name):
-            self._problem(node, trail, f"not a name: {NAME_RULE}")
+            self._report(node, trail, f"not a name: {NAME_RULE}")
         elif REPLICA.search(name):
-            self._problem(node, trail, 'names that end with "#" and a number are those of replicas')
+            self._report(node, trail, 'names that end with "#" and a number are those of replicas')
         elif name.startswith(TASK):
-            self._problem(node, trail, f'names that begin with "{TASK}" are those of tasks')
+            self._report(node, trail, f'names that begin with "{TASK}" are those of tasks')
 
     def _model(self, name: str, node: Node, trail: Trail) -> CatalogModel | None:
         if not isinstance(node, Table):
-            self._problem(node, trail, 'expected the keys of a model, such as "path"')
+            self._report(node, trail, 'expected the keys of a model, such as "path"')
             return None
-        placed = sources.placed(node, self.models_dir)
+        placed = sources.source_paths(node, self.models_dir)
         adapter = self._adapter(replace(node, entries={**placed, **node.entries}), trail)
         if adapter is None:
             return None
-        node = sources.named(node, adapter.config)
-        placed = sources.placed(node, self.models_dir)
+        node = sources.with_source(node, adapter.config)
+        placed = sources.source_paths(node, self.models_dir)
         if adapter.name == VLLM_RUNTIME:
             node = with_defaults(node, self.vllm_defaults)
             self.origins |= places(node, trail)
@@ -390,8 +382,8 @@ class Assembly(PublicNames):
         if config is None:
             return None
         for endpoint in sorted(adapter.endpoints(config)):
-            if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide ours, and other keys could use it
-                self._adapter_problem(f"endpoints: {endpoint.path} is served by llmux itself", node, trail)
+            if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide our endpoint, and other API keys could use it
+                self._report_at_key(f"endpoints: {endpoint.path} is served by llmux itself", node, trail)
         rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config), thinking=adapter.fields(config))
         return CatalogModel(ModelId(name), config, adapter, rewrite)
 
@@ -405,7 +397,7 @@ class Assembly(PublicNames):
         if at is not None:
             meant = hints.runtime(str(name)) or nearest(str(name), known)
             there_is = f'; did you mean "{meant}"?' if meant else "; llmux runtimes list shows which there are"
-            self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
+            self._report(at, (*trail, "runtime"), f"no such runtime{there_is}")
             self._report_at_once(node, trail, meant)
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
@@ -414,7 +406,7 @@ class Assembly(PublicNames):
         foreign = (
             f'{found} (where it says "{key}")' for key in values if (found := hint(key, ("path", "cmd", "source")))
         )
-        self._problem(
+        self._report(
             node,
             trail,
             'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)'
@@ -434,29 +426,29 @@ class Assembly(PublicNames):
             if name not in known:
                 trail = ("models", model.id, "devices", index)
                 node = find(self.root, trail)[0]
-                self._problem(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
+                self._report(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
 
     def _check_spread(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Check that the model's runtime can use as many GPUs as it asks for; if not, name the runtimes that can."""
+        """Check that the model's runtime can use the requested number of GPUs; if not, name the runtimes that can."""
         adapter, is_auto = model.adapter, model.config.gpus == "auto"
         if (is_auto or adapter.gpus(model.config) > 1) and not adapter.spreads:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
             message = f"gpus: a worker of {adapter.name} uses one GPU; of these it may use several: {able}"
-            self._adapter_problem(message, node, trail)
+            self._report_at_key(message, node, trail)
         elif is_auto and not adapter.divides:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).divides)
             message = (
                 f"gpus: {adapter.name} divides a model equally: say by how many GPUs. With auto these work: {able}"
             )
-            self._adapter_problem(message, node, trail)
+            self._report_at_key(message, node, trail)
 
-    def _check_place(self, model: CatalogModel, node: Node, trail: Trail) -> None:
+    def _check_base_path(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Check that the model's files lie below `model_base_path`. Follows links."""
         if self.base_path is None:
             return
         for key, path in sources.files_of(model.config):
             if not path.resolve().is_relative_to(self.base_path.resolve()):
-                self._adapter_problem(
+                self._report_at_key(
                     f"{key}: {path} is not below {self.base_path} (server.model_base_path)", node, trail
                 )
 
@@ -466,22 +458,22 @@ class Assembly(PublicNames):
         if config.probe == "inference" and (adapter.remote or adapter.smallest_request(config) is None):
             kinds = " and ".join(SMALLEST)
             message = f"probe: there is no such probe for this model; workers of these types have one: {kinds}"
-            self._adapter_problem(message, node, trail)
+            self._report_at_key(message, node, trail)
 
     def _check_prompt_format(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Check that the model's worker completes texts, if llmux writes its prompts."""
         if model.prompts is not None and COMPLETIONS not in {endpoint.path for endpoint in model.endpoints}:
             message = f"prompt_format: these prompts are for texts, so it needs a worker that serves {COMPLETIONS}"
-            self._adapter_problem(message, node, trail)
+            self._report_at_key(message, node, trail)
 
-    def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
-        self.problems.append(_placed(message, node, trail))
+    def _report_at_key(self, message: str, node: Node, trail: Trail) -> None:
+        self.problems.append(_problem_at_key(message, node, trail))
 
     def _sets(self) -> dict[str, SetConfig]:
         found: dict[str, SetConfig] = {}
-        for name, node in self._table("sets").items():
+        for name, node in self._section_entries("sets").items():
             if not is_name(name) or name == CONFIGURED:
-                self._problem(node, ("sets", name), f"not a name for a set: {NAME_RULE}, and not {CONFIGURED}")
+                self._report(node, ("sets", name), f"not a name for a set: {NAME_RULE}, and not {CONFIGURED}")
             if (config := self._validated(SetConfig, node, ("sets", name))) is not None:
                 found[name] = config
         return found
@@ -495,7 +487,7 @@ class Assembly(PublicNames):
     ) -> None:
         """Check that the models named at `at` can come back, or be pinned. `virtual`: the valid virtual models."""
         verb, noun = ("be pinned", "pin") if at[-1] == "pin" else ("come back", "return")
-        named = self._table("virtual_models")
+        named = self._section_entries("virtual_models")
         for index, name in enumerate(names):
             trail = (*at, index) if isinstance(find(self.root, at)[0], Items) else at
             node = find(self.root, trail)[0]
@@ -506,37 +498,63 @@ class Assembly(PublicNames):
             else:
                 if name not in named:  # else its own problem is reported
                     known = suggestion(name, [*models, *named], what="there is")
-                    self._problem(node, trail, f'no model "{name}"{known}')
+                    self._report(node, trail, f'no model "{name}"{known}')
                 continue
             if model is not None and not model.config.enabled:
-                self._problem(node, trail, f'the model "{name}" is disabled, so it can\'t {verb}: enable it')
+                self._report(node, trail, f'the model "{name}" is disabled, so it can\'t {verb}: enable it')
             elif model is not None and model.adapter.remote:
-                self._problem(node, trail, f'"{name}" runs elsewhere: it is never unloaded, and needs no {noun}')
+                self._report(node, trail, f'"{name}" runs elsewhere: it is never unloaded, and needs no {noun}')
 
     def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
-        """The profiles; `names`: of what answers."""
+        """The profiles of clients. `names`: of all that may answer a request."""
         clients: dict[str, ClientConfig] = {}
-        for name, node in self._table("clients").items():
+        for name, node in self._section_entries("clients").items():
             trail = ("clients", name)
             if not (0 < len(name) <= CLIENT_LIMIT and name.isprintable()):
-                self._problem(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
+                self._report(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
             config = self._validated(ClientConfig, node, trail)
             if config is not None:
                 clients[name] = config
             at = node.entries.get("model") if isinstance(node, Table) else None
             if isinstance(at, Leaf) and isinstance(at.value, str) and at.value not in names:
                 message = f'no model "{at.value}" answers{suggestion(at.value, names, what="there is")}'
-                self._problem(at, (*trail, "model"), message)
+                self._report(at, (*trail, "model"), message)
         return clients
 
 
-def _words(entry: Node) -> Collection[JsonValue]:
-    """The scalars of a table: a virtual model that names itself stands for the model of that name."""
+def _adapter_messages(model: CatalogModel, own_runtimes_dir: Path) -> tuple[str, ...]:
+    """The messages of the adapter's checks on this machine."""
+    try:
+        return model.adapter.check(model.config, runtimes_dir=own_runtimes_dir)
+    except OSError as error:  # such as a folder that this user may not open
+        return (f"{error.filename}: {error.strerror}",)
+
+
+def _troubles(model: CatalogModel, messages: Sequence[str], node: Node, trail: Trail) -> tuple[Problem, ...]:
+    """The adapter's messages as problems with their places, and with a remedy where one is known."""
+    remedy = sources.remedy(model.id, model.config)
+    hub_name = sources.hub_name(node) if isinstance(node, Table) else ""
+    path = getattr(model.config, "path", None)
+    is_gguf_file = isinstance(path, Path) and path.suffix.lower() == ".gguf" and not path.is_dir()
+    if is_gguf_file and any(message.endswith(_NO_FOLDER) for message in messages):
+        runtime = model.adapter.name
+        advice = f"path: {path} is a GGUF file, and {runtime} loads folders; llama_server runs it: leave out runtime"
+        messages = [advice if message.endswith(_NO_FOLDER) else message for message in messages]
+        remedy = ""
+    problems: list[Problem] = []
+    for message in messages:
+        ending = remedy or (hub_name if message.startswith("path") else "")
+        problems.append(_problem_at_key(message + ending, node, trail))
+    return tuple(problems)
+
+
+def _scalars(entry: Node) -> Collection[JsonValue]:
+    """The scalars of a table. A virtual model among its own scalars stands for the model of that name."""
     return [leaf.value for leaf in entry.entries.values() if isinstance(leaf, Leaf)] if isinstance(entry, Table) else ()
 
 
-def _placed(message: str, node: Node, trail: Trail) -> Problem:
-    """Adapters' messages begin with the key; the problem's place is that of the key, where the file has it."""
+def _problem_at_key(message: str, node: Node, trail: Trail) -> Problem:
+    """A problem at the place of the key with which an adapter's message begins, if the file has that key."""
     word = re.match(r"\W*(\w+)", message)
     key = word[1] if word else ""
     if isinstance(node, Table) and key in node.entries:
@@ -545,8 +563,8 @@ def _placed(message: str, node: Node, trail: Trail) -> Problem:
     return Problem(node.place, trail, message)
 
 
-def _section_meant(name: str) -> str:
-    """The place where an unknown section may belong, as the end of a sentence."""
+def _section_hint(name: str) -> str:
+    """Advice about an unknown section, as the end of a sentence."""
     for section, model in (("server", ServerConfig), ("limits", LimitsConfig)):
         if name in model.model_fields:
             return f'; did you mean "{section}.{name}"?'
@@ -556,7 +574,7 @@ def _section_meant(name: str) -> str:
 
 
 class MistakesError(ConfigError):
-    """The configuration's own mistakes, each with its place."""
+    """The mistakes in the configuration, each with its place."""
 
     def __init__(self, found: Iterable[Problem]) -> None:
         by_text = {str(problem): problem for problem in found}

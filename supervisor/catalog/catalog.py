@@ -1,12 +1,11 @@
-"""The validated configuration: the models to serve, their names, and the numbers that hold for them.
+"""The validated configuration: the models to serve, their names, and their limits.
 
 A `Catalog` is frozen; a reload builds another. A *model* is physical and has one worker; a *virtual model* is a public
 name for it together with a rewrite of its requests. Any number of virtual models share one worker.
 
-Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
-where it says `public: true` (`public: false` never lists it). A model's own name is always accepted in requests, and so is
-its name on the hub, unless several models or anything else here has that name.
-A virtual model may have the name of the model it refers to; it then takes its place. A *task* is a ladder of such names,
+Listed are all virtual models, and a model under its own name if no virtual model refers to it, or with `public: true`
+(`public: false` never lists it). A model's own name is always accepted in requests, and so is its name on the hub, unless
+several models or anything else here has that name. A virtual model may have the name of its own model; it then replaces it. A *task* is a ladder of such names,
 and is listed as `task:NAME`; nothing else may be called so.
 """
 
@@ -63,7 +62,7 @@ from supervisor.errors import NotFoundError
 
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
 TASK = "task:"
-"""So begin the public names of tasks, and no other."""
+"""The prefix of the public names of tasks, and of no other name."""
 
 
 @dataclass(frozen=True)
@@ -86,34 +85,36 @@ class CatalogModel:
     config: ModelConfig
     adapter: AnyAdapter
     rewrite: Rewrite  # for requests that name the model itself
-    type_keep_alive_s: float | None = None  # of models of its kind that set none
-    troubles: tuple[Problem, ...] = ()  # why it can't run on this machine as that is now; the others can
-    look: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # for these, now
-    runtimes_dir: Path | None = field(default=None, compare=False)  # None: nobody looks at this machine
-    sizing: Sizing | None = None  # what `sized` chose
-    _as_configured: ModelConfig | None = None  # the configuration before that
+    type_keep_alive_s: float | None = None  # of models of this type that set none
+    troubles: tuple[Problem, ...] = ()  # why it can't run on this machine now
+    find_troubles: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # now
+    runtimes_dir: Path | None = field(default=None, compare=False)  # None: this machine isn't checked
+    sizing: Sizing | None = None  # the choice of `sized`
+    _as_configured: ModelConfig | None = None  # before `sized`
     _devices: tuple[DeviceSpec, ...] = ()
 
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
-        """The model with context and slots chosen for these devices, where they are left open. Blocks on its files."""
+        """The model with context and slots for these devices, if the file leaves them open. Blocks on its files."""
         written = self._as_configured or self.config
         room = _largest_room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
         together = _room_together(written, self.allowed(devices))
         if sizing is not None and room is not None and together is not None:
             estimate = self.adapter.estimate(config)
-            if estimate is not None and estimate.mib > room.mib:  # too large for one: it goes over several
+            if estimate is not None and estimate.mib > room.mib:  # too large for one device: use several
                 config, sizing = self.adapter.sized(written, together)
         return replace(self, config=config, sizing=sizing, _as_configured=written, _devices=tuple(devices))
 
-    def looked_at(self) -> CatalogModel:
-        """The model as this machine is now: with its present troubles, and its files read again. Blocks on its files."""
-        return replace(self, troubles=self.look(), _as_configured=self.as_configured).sized(self._devices)
+    def refreshed(self) -> CatalogModel:
+        """The model with its present troubles on this machine, and its files read again. Blocks on its files."""
+        return replace(self, troubles=self.find_troubles(), _as_configured=self.as_configured).sized(self._devices)
 
-    def troubled(self, now: CatalogModel) -> CatalogModel:
-        """The model with the troubles that it has `now`; all else stays as it was read when its files were there."""
+    def with_troubles_of(self, now: CatalogModel) -> CatalogModel:
+        """The model with the troubles of `now`; all else stays as it was read when its files were there."""
         same = copy(self)
-        same.__dict__.update(troubles=now.troubles, look=now.look, type_keep_alive_s=now.type_keep_alive_s)
+        same.__dict__.update(
+            troubles=now.troubles, find_troubles=now.find_troubles, type_keep_alive_s=now.type_keep_alive_s
+        )
         return same
 
     def pinned(self, *, pin: bool) -> CatalogModel:
@@ -132,7 +133,7 @@ class CatalogModel:
 
     @property
     def trouble(self) -> str:
-        """The troubles, for everybody; empty: there are none."""
+        """The troubles as text without places in files; empty: there are none."""
         return troubles_text(self.troubles)
 
     @cached_property
@@ -155,7 +156,7 @@ class CatalogModel:
     def estimate(self) -> Estimate | None:
         """The memory that the runtime computes for the model: whole MiB, at least one. The first call blocks on its files.
 
-        None also where the adapter says what no model can take.
+        None also for an impossible value of the adapter.
         """
         found = self.adapter.estimate(self.config)
         if found is None or not 0 <= found.mib < math.inf:
@@ -164,18 +165,18 @@ class CatalogModel:
 
     @cached_property
     def definition(self) -> str:
-        """Fingerprint of everything that decides how its worker is run."""
+        """Fingerprint of all settings that affect how the model's worker is run."""
         patience = self.config.model_dump_json(include=set(PATIENCE))
         return sha256(f"{self.footprint_key}\n{patience}".encode()).hexdigest()
 
     @cached_property
     def shown(self) -> dict[str, JsonValue]:
-        """The effective configuration for people; what looks like a secret is masked. Not to be changed."""
+        """The effective configuration for display, with likely secrets masked. Don't change it."""
         return {key: masked(value, key) for key, value in self.config.model_dump(mode="json").items()}
 
     @cached_property
     def footprint_key(self) -> str:
-        """Fingerprint of everything that decides what memory its worker takes: the key of learned footprints."""
+        """Fingerprint of all settings that affect the memory of the model's worker: the key of learned footprints."""
         text = f"{self.adapter.name}\n{self.adapter.memory_definition(self.config)}"
         return sha256(text.encode()).hexdigest()
 
@@ -266,7 +267,7 @@ class CatalogModel:
             gpus=self.adapter.gpus(config),
             spreads=config.gpus == "auto",
             pin=config.pin,
-            preload=config.preload or by_worker,  # it takes nothing, so it need not wait for a request
+            preload=config.preload or by_worker,  # it takes no memory, so it need not wait for a request
             keep_alive_s=self.keep_alive_s,
             own_keep_alive_s=config.keep_alive_s if isinstance(config.keep_alive_s, int | float) else 0.0,
             hold_s=config.hold_s,
@@ -291,7 +292,7 @@ def troubles_text(troubles: Sequence[Problem]) -> str:
 
 
 def _largest_room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
-    """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
+    """The largest room for the model: GPUs before host memory, and at most `vram_mib`. None: no device is known."""
     shared = sorted((device for device in devices if not device.takes_whole), key=lambda one: -one.usable_mib)
     if len(shared) >= gpus:
         room = Room(gpus * shared[gpus - 1].usable_mib, devices_listed(shared[:gpus]))
@@ -332,20 +333,20 @@ class VirtualModel(Route):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Route):
-    """A ladder of candidates under one name, which begins with TASK. For those who only look it is its primary."""
+    """A list of candidates under one name, which begins with TASK. As a `Route` it is its first candidate."""
 
     config: TaskConfig
-    candidates: tuple[Route, ...]  # each named as the configuration names it; never empty
+    candidates: tuple[Route, ...]  # under their names in the configuration; never empty
 
     def sized(self, models: Mapping[ModelId, CatalogModel]) -> Task:
-        """The task with these models in place of its own."""
+        """The task with these models instead of its own."""
         candidates = tuple(replace(one, model=models[one.model.id]) for one in self.candidates)
         return replace(self, model=candidates[0].model, candidates=candidates)
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """A whole configuration without a known mistake. Disabled models, and virtual models of them, are not in it."""
+    """A whole configuration without known mistakes, without disabled models and their virtual models."""
 
     models: Mapping[ModelId, CatalogModel]
     virtual: Mapping[str, VirtualModel]
@@ -356,12 +357,12 @@ class Catalog:
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
     clients: Mapping[str, ClientConfig] = field(default_factory=dict)  # by tenant
     sets: Mapping[str, SetConfig] = field(default_factory=dict)
-    active_set: str | None = None  # whose pins and default models count; None: as configured
-    models_from: tuple[Path, ...] = ()  # the folders of which it has all models
-    unread: tuple[str, ...] = ()  # why a file in them is no model
+    active_set: str | None = None  # its pins and default models apply; None: those of the models and limits
+    models_from: tuple[Path, ...] = ()  # folders whose models are all served
+    unread: tuple[str, ...] = ()  # a line for each unusable file in them
 
     def is_local(self, model: CatalogModel) -> bool:
-        """Is it one of `models_from`, and has no entry?"""
+        """Whether the model comes from `models_from`, and has no entry."""
         place = self.origin("models", model.id)
         return place is not None and place.source.label == str(getattr(model.config, "path", None))
 
@@ -376,7 +377,7 @@ class Catalog:
         return replace(self, models=models, virtual=virtual, tasks=tasks)
 
     def with_set(self, name: str | None) -> Catalog:
-        """The catalog with this set of the file active; the catalog itself where there is no such set."""
+        """The catalog with this set active; the catalog itself if there is no such set."""
         config = self.sets.get(name or "")
         if config is None:
             return self
@@ -442,11 +443,11 @@ class Catalog:
         return str(Problem(self.origins[at], at, what))
 
     def route(self, name: str) -> Route | None:
-        """The model and rewrite that a request's `model` stands for. Looked up, never parsed."""
+        """The model and rewrite for a request's `model`: a lookup, no parsing."""
         return self._routes.get(name)
 
     def resolve(self, name: str) -> Route:
-        """As `route`, but raises NotFoundError, with the name that was probably meant, where there is none."""
+        """As `route`, but raises NotFoundError, which suggests a similar name, for an unknown name."""
         route = self._routes.get(name)
         if route is None:
             meant = self.nearest(name)
@@ -457,11 +458,11 @@ class Catalog:
         return route
 
     def client(self, tenant: str) -> ClientConfig:
-        """The profile of this client; the default one for requests of no client in particular."""
+        """The profile of this client; the default profile for other clients."""
         return self.clients.get(tenant) or self.clients.get(DEFAULT, DEFAULT_CLIENT)
 
     def nearest(self, name: str) -> str | None:
-        """The name a client probably meant. For error messages: takes time."""
+        """The most similar known name. For error messages only: takes time."""
         return nearest(name[:200], self._routes)
 
     def listing(self) -> tuple[Route, ...]:

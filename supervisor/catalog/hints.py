@@ -1,7 +1,7 @@
 """Our keys for the words of other programs: llama.cpp, llama-swap, Ollama, vLLM, llm-pool.
 
-Used for unknown keys. An option of the runtime's own program is looked up in the runtime's table (`ModelConfig.options`), so
-that this one only holds words of other programs, and words for which there is no key because llmux does it in another way.
+Used for unknown keys. Options of the runtime's own program are in the runtime's table (`ModelConfig.options`). The tables here
+have only words of other programs, and words without a key because llmux has the feature in another form.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "enable_thinking": "think thinking",
     "system_prompt_prefix": "system system_prompt",
 }
-"""Our keys, of which the first that may stand there counts, and other programs' words for them."""
+"""Our keys, the first that is valid in the section wins, and other programs' words for them."""
 
 _OF_NO_MODEL: Final = (
     *("host", "log_level", "allowed_origins", "queue_total", "queue_wait_s", "worker_port_first", "models_dir"),
@@ -113,17 +113,17 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 def runtime(word: str) -> str | None:
-    """The runtime that is meant by another program's name."""
+    """Our runtime for another program's name."""
     words, ours = _RUNTIMES
-    return ours if _plain(word) in words.split() else None
+    return ours if _normalized(word) in words.split() else None
 
 
-def _plain(word: str) -> str:
+def _normalized(word: str) -> str:
     return word.lstrip("-").replace("-", "").replace("_", "").casefold()
 
 
 def _by_word(table: Mapping[str, str]) -> dict[str, str]:
-    return {_plain(word): ours for ours, words in reversed([*table.items()]) for word in words.split()}
+    return {_normalized(word): ours for ours, words in reversed([*table.items()]) for word in words.split()}
 
 
 _KEY_OF: Final = _by_word({ours: f"{ours.partition(' ')[0]} {words}" for ours, words in _KEYS.items()})
@@ -133,17 +133,17 @@ _INSTEAD_OF: Final = _by_word(_ELSEWHERE)
 def hint(word: str, known: Collection[str], options: Mapping[str, str] | None = None) -> str | None:
     """Advice on what to write instead of another program's word, as the end of a sentence; None: no program has that word.
 
-    `known`: the keys that may stand there. `options`: those of the runtime's own program, with their keys.
+    `known`: the valid keys in the section. `options`: of the runtime's own program, with their keys.
     """
     if word in known:
         return None
     option = word.lstrip("-").replace("_", "-")
     of_option = [(options or {}).get(dashes + option, "") for dashes in ("--", "-")]
-    keys = _KEY_OF.get(_plain(word), "").split()
+    keys = _KEY_OF.get(_normalized(word), "").split()
     ours = next((key for key in (*of_option, *keys) if key in known), None)
     if ours is not None:
         return f'; did you mean "{ours}"?'
-    instead = _INSTEAD_OF.get(_plain(word))
+    instead = _INSTEAD_OF.get(_normalized(word))
     if instead is None and keys and keys[0] not in _OF_NO_MODEL:
         if "cmd" in known:
             instead = "options of the program stand in cmd"

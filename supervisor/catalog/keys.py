@@ -1,11 +1,11 @@
-"""API keys: the scopes that each grants, and until when.
+"""API keys with their scopes and expiry.
 
 `api_keys.yaml` is a list of keys, read as strictly as the configuration. Only SHA-256 digests stay in memory, and a
 credential is compared with all of them in constant time. Generated keys have 256 random bits, so a plain digest is enough:
 they can't be guessed, and a slow hash would only slow the requests.
 
-Jobs and responses that a key's requests leave behind belong to its id, which is made of its digest: a later key of the same
-name has another id. Only a key that replaces one (`keys add NAME --replaces`) keeps that key's id, written into its entry.
+Stored jobs and responses of a key belong to its id, which is derived from its digest: a later key of the same name has another
+id. Only a replacement of a key (`keys add NAME --replaces`) keeps that key's id, written into its entry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from supervisor.core.demand import MOST_URGENT, priority_of
 
 PREFIX = "sk-llmux-"
 VARIABLE = "LLMUX_API_KEYS"
-"""The list itself, for containers that no file is given."""
+"""The variable with the list itself, for containers without a file."""
 _HASHED = "sha256:"
 _LEAST_LENGTH = 16
 _ID = re.compile(r"key_[0-9a-f]{24}")
@@ -53,7 +53,7 @@ class Scope(StrEnum):
 
 
 Shape = Literal["openai", "llm-pool"]
-"""Of requests to `/v1/responses`, and of their answers."""
+"""The format of requests to `/v1/responses`, and of their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Key:
     digest: bytes  # SHA-256
     scopes: frozenset[Scope]
     expires: float | None = None  # Unix seconds
-    load_feedback: bool | None = None  # its chat streams tell that a model loads; None: as the server says
-    priority: int | None = None  # of its requests that ask for none; None: the client's, or normal
-    priority_ceiling: int = MOST_URGENT  # none of its requests is more urgent
-    tenant: str = ""  # for whom its requests come; empty: its name is the tenant
+    load_feedback: bool | None = None  # its chat streams report that a model loads; None: as the server's setting
+    priority: int | None = None  # of its requests without one; None: the client's, or normal
+    priority_ceiling: int = MOST_URGENT  # the most urgent priority of its requests
+    tenant: str = ""  # the tenant of its requests; empty: its name is the tenant
     for_others: bool = False  # its requests may name another tenant
     limits: TenantLimits = NO_LIMITS
-    responses: Shape | None = None  # of its requests to /v1/responses; None: as the server says
+    responses: Shape | None = None  # of its requests to /v1/responses; None: as the server's setting
     inherited: str = ""  # the id of the key that it replaced
 
     @property
@@ -81,7 +81,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """All keys; falsy when there are none. `warnings`: what an operator should fix, a line each."""
+    """All keys; falsy if there are none. `warnings`: a line for each problem that an operator should fix."""
 
     keys: tuple[Key, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Keyring:
         digest = hashlib.sha256(raw).digest()
         found = None
         for key in self.keys:
-            # Compares all digests, so that the time reveals nothing about a guess.
+            # Compare all digests, so that the time reveals nothing about a guess.
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return None if found is None or (found.expires is not None and found.expires <= now) else found
@@ -108,7 +108,7 @@ def moment(text: str) -> float:
 
 
 def local_key(secret: str) -> Key:
-    """The key that a daemon offers to the commands of its own user."""
+    """The key that a daemon gives to the commands of its own user."""
     return Key(_LOCAL, hashlib.sha256(secret.encode()).digest(), frozenset(Scope), inherited=_LOCAL)
 
 
@@ -127,7 +127,7 @@ class _KeyConfig(Limited):
     responses: Shape | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> _KeyConfig:
+    def _check_entry(self) -> _KeyConfig:
         if (self.key is None) == (self.key_sha256 is None):
             raise ValueError('a key is given by either "key" or "key_sha256"')
         if _ID.fullmatch(self.name):
@@ -174,7 +174,7 @@ class _KeyConfig(Limited):
 
 
 def weakness(key: str) -> str | None:
-    """Why a key could be guessed: it is short, or a placeholder that nobody has filled in. None: it is fine."""
+    """The reason why a key could be guessed: it is short, or a placeholder. None: it is fine."""
     if len(key) < _LEAST_LENGTH:
         return f"is shorter than {_LEAST_LENGTH} characters and could be guessed"
     if key.startswith("<") and key.endswith(">"):
@@ -183,27 +183,27 @@ def weakness(key: str) -> str | None:
 
 
 def keyring_of(path: Path | None) -> Keyring:
-    """All keys: those of this file, or where there is none those that `LLMUX_API_KEYS` has. Blocks. Raises ConfigError."""
+    """All keys: of this file, or, without a file, of `LLMUX_API_KEYS`. Blocks. Raises ConfigError."""
     if path is not None:
         return load_keys(path)
     place = Source(Layer.ENVIRONMENT, VARIABLE, Path())
     root, problems = parse(os.environ.get(VARIABLE, ""), place)
-    keys, _ = _read(root, problems)
+    keys, _ = _parse_keys(root, problems)
     return Keyring(keys)
 
 
 def load_keys(path: Path) -> Keyring:
     """The keys of a file: a list, or a list under `keys:`. Blocks on it. Raises ConfigError with every problem."""
     root, problems = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
-    keys, plain_names = _read(root, problems)
+    keys, plain_names = _parse_keys(root, problems)
     return Keyring(keys, tuple(_exposures(path, plain_names)))
 
 
-def _read(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], list[str]]:
-    """The keys, and the names of those that are there themselves. Raises ConfigError with these and all further problems."""
+def _parse_keys(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], list[str]]:
+    """The keys, and the names of plain ones (not digests). Raises ConfigError with these and all further problems."""
     keys: dict[str, Key] = {}
     plain_names = []
-    for trail, node in _entries(root, problems):
+    for trail, node in _key_nodes(root, problems):
         config, found = validate(_KeyConfig, node, trail, secret=True)
         problems += found
         if config is None:
@@ -237,14 +237,14 @@ def _read(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], 
 
 
 def without_revoked(running: Keyring, path: Path) -> Keyring:
-    """The running keys without those rights that the file no longer grants, and without new ones: for a file that is refused.
+    """The running keys without the rights that the file no longer grants, but no new rights: for a refused file.
 
-    Keys that the file lacks or narrows lose their rights, the last key too: a keyring without a valid key lets nobody in. An
-    entry with mistakes revokes nothing, and neither does a file that is lost, damaged or blank. Blocks on it.
+    Missing and narrowed keys lose their rights, even the last key: a keyring without a valid key lets nobody in. An entry with
+    mistakes revokes nothing. Neither does a lost, damaged or blank file. Blocks on it.
     """
     problems: list[Problem] = []
     root, _ = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
-    entries = list(_entries(root, problems))
+    entries = list(_key_nodes(root, problems))
     if problems or (not entries and not _is_empty_list(root)):
         return running
     granted: dict[bytes, _KeyConfig] = {}
@@ -277,7 +277,7 @@ def _is_empty_list(root: Node | None) -> bool:
     return isinstance(root.entries.get("keys") if isinstance(root, Table) else root, Items)
 
 
-def _entries(root: Node | None, problems: list[Problem]) -> Iterator[tuple[Trail, Node]]:
+def _key_nodes(root: Node | None, problems: list[Problem]) -> Iterator[tuple[Trail, Node]]:
     trail: Trail = ()
     if isinstance(root, Table) and "keys" in root.entries:
         for name, node in root.entries.items():
@@ -309,9 +309,9 @@ def new_key(
     expires: str | None = None,
     **more: str | int | bool | None,
 ) -> tuple[str, dict[str, str | int | bool | list[str]]]:
-    """A fresh secret of 256 random bits, to be shown once, and the entry for the file, which doesn't hold it.
+    """A new secret of 256 random bits, to be shown once, and the entry for the file, without the secret.
 
-    `more`: other fields of the entry, as far as they say something.
+    `more`: other fields of the entry; None values are skipped.
     """
     secret = PREFIX + secrets.token_urlsafe(32)
     entry: dict[str, str | int | bool | list[str]] = {
@@ -324,7 +324,7 @@ def new_key(
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach what listens there? Also `::ffff:127.0.0.1`, which is IPv4's loopback."""
+    """Whether only this machine can reach this address. True also for `::ffff:127.0.0.1`, which is IPv4's loopback."""
     if host == "localhost":
         return True
     try:
@@ -335,7 +335,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_exposed(host: str, keyring: Keyring, setting: str = "server.host") -> str | None:
-    """The reason why the daemon must not listen on `host`, the value of `setting`: anybody could use it. None: it may."""
+    """The reason why the daemon must not listen on `host` (the value of `setting`) without keys. None: it may."""
     if keyring or is_loopback(host):
         return None
     return (

@@ -1,6 +1,6 @@
-"""pydantic's errors, reworded for the person who wrote the file: where, what was expected, what came, what to write.
+"""Rewords pydantic's errors for the author of the file: the place, the expected value, the present one, and a correction.
 
-Every key is checked and all problems are reported at once; a misspelt key comes with the nearest one that exists.
+Every key is checked, and all problems are reported at once. A misspelt key comes with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.catalog.hints import hint
 
 M = TypeVar("M", bound=BaseModel)
 
-_EXPECTED = {  # by the first word of an error's type, of those that say that it is another type
+_EXPECTED = {  # by the first word of the type of an error about a wrong type
     "int": "a whole number",
     "float": "a number",
     "string": "text",
@@ -50,14 +50,14 @@ _YES_NO = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": F
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word that was probably meant, whatever its case."""
+    """The most similar word, ignoring case; None: none is similar."""
     by_folded = {candidate.casefold(): candidate for candidate in words}
     found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
-    """`; did you mean "x"?`, or all words where they are few, or nothing."""
+    """`; did you mean "x"?`, or all words if there are few, or nothing."""
     known = list(words)
     match = nearest(word, known)
     if match is not None:
@@ -66,10 +66,10 @@ def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
 
 
 def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) -> tuple[M | None, list[Problem]]:
-    """The validated section, or None and all its problems. `secret`: no value is repeated in a problem.
+    """The validated section, or None and all its problems. `secret`: problems show no values.
 
-    It goes through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and no other
-    values of a wrong type.
+    Validates JSON, because pydantic's strict mode then accepts a list for a tuple and text for a path, but no other values of
+    a wrong type.
     """
     try:
         return model.model_validate_json(json.dumps(plain(node))), []
@@ -78,7 +78,7 @@ def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) 
 
 
 def types_at(model: object, trail: Trail) -> tuple[object, ...]:
-    """The types that a value at `trail` below `model` may have; none where it may have any."""
+    """The possible types of a value at `trail` below `model`; none if any type is possible."""
     branches = _branches(model)
     for key in trail:
         branches = tuple(below for branch in branches for below in _annotations_below(branch, key))
@@ -119,10 +119,12 @@ def _reworded(
         walked = find(node, location)[1]
         key = (error["loc"] if known_by_itself else walked, known_by_itself)
         grouped.setdefault(key, []).append(error)
-    return [_problem(group, model, node, trail, secret=secret) for group in grouped.values()]
+    return [_problem_of(group, model, node, trail, secret=secret) for group in grouped.values()]
 
 
-def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool) -> Problem:
+def _problem_of(
+    group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool
+) -> Problem:
     first = group[0]
     if first["type"] == "missing":
         parent, walked = find(node, first["loc"][:-1])
@@ -137,18 +139,18 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:
         return Problem(at.place, (*trail, *walked), str(own[0].get("ctx", {}).get("error", own[0]["msg"])))
-    expected = " or ".join(dict.fromkeys(_expected(error) for error in group))
-    got = "" if secret else f", got {_show(value)}"
+    expected = " or ".join(dict.fromkeys(_expected_value(error) for error in group))
+    got = "" if secret else f", got {_shown_value(value)}"
     if not got:
         return Problem(at.place, (*trail, *walked), f"expected {expected}")
-    meant = _amount_meant(trail, walked, value) if "number" in expected else ""
+    meant = _amount_hint(trail, walked, value) if "number" in expected else ""
     if walked[-1:] == ("api_keys",) and isinstance(value, list):
         meant = hint("api_keys", ()) or ""
-    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{meant or _hint(group, value)}")
+    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{meant or _value_hint(group, value)}")
 
 
 def _former_key(word: str, present: Node, models: Iterable[type[BaseModel]]) -> str | None:
-    """What to write for a key that there was, or one that is spelt as its option is; else None."""
+    """The message for a former key, or for the option that it became; else None."""
     kinds = [kind for kind in models if issubclass(kind, ModelConfig)]
     former = {key: option for kind in kinds for key, option in kind.former_keys.items()}
     removed = {key: instead for kind in kinds for key, instead in kind.removed_keys.items()}
@@ -167,7 +169,7 @@ def _as_key(word: str) -> str:
 
 
 def _unknown_key(word: str, present: Node, models: Collection[type[BaseModel]]) -> str:
-    """The message that a key is unknown, with what to write instead."""
+    """The message that a key is unknown, with a suggestion."""
     known = {name for kind in models for name in kind.model_fields}
     absent = known - set(present.entries) if isinstance(present, Table) else known
     options = {
@@ -178,7 +180,7 @@ def _unknown_key(word: str, present: Node, models: Collection[type[BaseModel]]) 
     return f"unknown key{found or elsewhere}"
 
 
-def _expected(error: ErrorDetails) -> str:
+def _expected_value(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "finite_number":
         return "a finite number"
@@ -199,8 +201,8 @@ def _expected(error: ErrorDetails) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _amount_meant(trail: Trail, walked: Trail, value: object) -> str:
-    """`15m` where seconds are counted, `8GB` where MiB are: the number to write."""
+def _amount_hint(trail: Trail, walked: Trail, value: object) -> str:
+    """A suggestion for a number with a unit, such as `15m` for seconds or `8GB` for MiB: the number to write."""
     found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     key = " ".join(map(str, (*trail, *walked)))
     units = _SECONDS if re.search(r"_s\b|keep_alive", key) else _MIBS if re.search(r"_mib\b", key) else {}
@@ -210,7 +212,7 @@ def _amount_meant(trail: Trail, walked: Trail, value: object) -> str:
     return f"; write {float(found[1]) * unit:.15g}, in {'seconds' if units is _SECONDS else 'MiB'}"
 
 
-def _hint(group: list[ErrorDetails], value: object) -> str:
+def _value_hint(group: list[ErrorDetails], value: object) -> str:
     kinds = {error["type"] for error in group}
     if isinstance(value, str):
         if kinds & {"bool_type", "bool_parsing"} and value.lower() in _YES_NO:
@@ -228,7 +230,7 @@ def _hint(group: list[ErrorDetails], value: object) -> str:
     return ""
 
 
-def _show(value: object) -> str:
+def _shown_value(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, dict):

@@ -1,12 +1,12 @@
-"""The clients that name themselves: what each has done, and which has to pause.
+"""Counts of each client, and the pauses (cooldowns) of clients that misbehave.
 
-A client is a tenant; a request without a tenant belongs to no client. Clients with a profile are kept for ever, of the others
-those that came last.
+A client is a tenant; a request without a tenant belongs to no client. Clients with a profile are kept forever, of the others
+only the most recently seen.
 
-A client has to pause after failures in a row, or after too many requests at once. A burst is measured by a bucket that runs
-empty at `burst` requests per `window_s`. So a client that never sends more than `burst` requests within any window never
-pauses, and one that sends more than twice as many within one surely does. A pause has one length: requests that are refused
-meanwhile count for nothing, and after it everything is counted anew.
+A client has to pause after failures in a row, or after a burst of requests. A burst is measured by a leaky bucket that drains
+`burst` requests per `window_s`. So a client that never sends more than `burst` requests within any window never pauses, and a
+client that sends more than twice as many within one window always does. A pause has a fixed length: refused requests don't
+extend it, and after it all counts start at zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger("llmux.clients")
 
 KEPT: Final = 1000  # clients without a profile
 OTHER: Final = "other"
-"""In metrics, those that neither a profile nor a key names: anybody could make up any number of them."""
+"""In metrics, all clients that neither a profile nor a key names: anybody could invent any number of names."""
 BY_OPERATOR: Final = "an operator asked for it"
 _REFUSED: Final = frozenset({429, 503, 504})  # before a worker had it
 _NOT_THEIRS: Final = frozenset({"client_gone", "handed_over", "request_cancelled"})
@@ -39,7 +39,7 @@ _ROUNDING: Final = 1e-6  # of one request: sums of fractions
 
 @dataclass(frozen=True, slots=True)
 class CooldownRule:
-    """How many failures, or requests at once, make a client pause, and for how long. 0: no number of them does."""
+    """The numbers of failures and of requests that make a client pause, and the length of the pause. 0: no limit."""
 
     errors: int = 0
     burst: int = 0
@@ -90,7 +90,7 @@ class Cooldown:
 
 @dataclass(slots=True)
 class Client:
-    """What one client has done since the daemon began, or since it was forgotten."""
+    """The counts of one client, since the daemon began or since it was forgotten."""
 
     id: str
     first_seen: float  # on the engine's clock, as is `last_seen`
@@ -108,16 +108,16 @@ class Clients:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._known: OrderedDict[str, Client] = OrderedDict()  # the client that came last stands last
+        self._known: OrderedDict[str, Client] = OrderedDict()  # the most recently seen client is last
         self._rules: Mapping[str, CooldownRule] = {}
         self._named: frozenset[str] = frozenset()
         daemon.requests.observers.append(self.finished)
-        daemon.requests.listeners.append(self._count)
+        daemon.requests.listeners.append(self._count_tokens)
         daemon.on_configure.append(self._configure)
 
     def _configure(self) -> None:
         catalog, keys = self._daemon.catalog, self._daemon.keyring.keys
-        self._rules = {name: _rule(client) for name, client in catalog.clients.items()}
+        self._rules = {name: _cooldown_rule(client) for name, client in catalog.clients.items()}
         self._named = frozenset((*catalog.clients, *(key.tenant or key.name for key in keys))) - {DEFAULT}
 
     def label(self, tenant: str) -> str:
@@ -131,7 +131,7 @@ class Clients:
         client.requests += 1
         client.last_seen = now
         until = client.cooldown.until
-        left_s = client.cooldown.arrived(self._rule(tenant), now)
+        left_s = client.cooldown.arrived(self._rule_of(tenant), now)
         self._log_pause(client, until)
         if left_s > 0:
             message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
@@ -150,7 +150,7 @@ class Clients:
             self._known.move_to_end(tenant)
         return client
 
-    def _count(self, ended: Sequence[Request]) -> None:
+    def _count_tokens(self, ended: Sequence[Request]) -> None:
         """Count the tokens of requests that ended."""
         for request in ended:
             client = self._known.get(request.demand.tenant)
@@ -175,24 +175,24 @@ class Clients:
         failed = code is not None or status >= 400
         client.errors += failed
         until = client.cooldown.until
-        client.cooldown.ended(self._rule(client.id), request.ended_at, failed=failed)
+        client.cooldown.ended(self._rule_of(client.id), request.ended_at, failed=failed)
         self._log_pause(client, until)
 
     def _log_pause(self, client: Client, until: float) -> None:
         """Log the pause if it is new. `until`: the end of the pause that was known before."""
         if client.cooldown.until != until:
-            self._daemon.requests.record()  # the lines about why come before it
+            self._daemon.requests.record()  # so that the log lines of its requests come first
             log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
 
-    def _rule(self, tenant: str) -> CooldownRule:
+    def _rule_of(self, tenant: str) -> CooldownRule:
         return self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
 
     def pause(self, tenant: str, for_s: float) -> None:
-        """Make the client pause from now on, whatever it has done; 0: it may come again. Raises NotFoundError."""
+        """Make the client pause from now on; 0: end its pause. Raises NotFoundError."""
         self.find(tenant).cooldown.pause(self._daemon.engine.clock(), for_s, BY_OPERATOR)
 
     def forget(self, tenant: str) -> None:
-        """Forget what the client has done, and end its pause. Raises NotFoundError."""
+        """Delete the client's counts, and end its pause. Raises NotFoundError."""
         self._known.pop(self.find(tenant).id)
 
     def find(self, tenant: str) -> Client:
@@ -205,7 +205,7 @@ class Clients:
         return client
 
     def views(self) -> list[schema.Client]:
-        """All clients for the admin API, the one that came last first; those with a profile that never came are at the end."""
+        """All clients for the admin API, the most recently seen first; clients with a profile that were never seen are last."""
         never = [name for name in self._rules if name not in self._known and name != DEFAULT]
         in_flight = self._daemon.requests.by_tenant()
         return [self._view(name, in_flight) for name in (*reversed(self._known), *never)]
@@ -240,5 +240,5 @@ class Clients:
 _NO_RULE: Final = CooldownRule()
 
 
-def _rule(client: ClientConfig) -> CooldownRule:
+def _cooldown_rule(client: ClientConfig) -> CooldownRule:
     return CooldownRule(client.cooldown_errors, client.cooldown_burst, client.cooldown_window_s, client.cooldown_s)

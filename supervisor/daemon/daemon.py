@@ -1,4 +1,4 @@
-"""A running daemon: its parts by name. Whoever serves it (HTTP, signals, tests) holds this one object."""
+"""A running daemon: its parts by name. The HTTP server, signal handlers and tests share this one object."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Daemon:
     sampler: MemorySampler
     catalog: Catalog
     keyring: Keyring = field(default_factory=Keyring)
-    local_key: Key | None = None  # what the commands of our own user have; never in the keyring, which may be empty
+    local_key: Key | None = None  # the key of our own user's commands; never in the keyring, which may be empty
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
     bodies: BodyBudget = field(default_factory=BodyBudget)
@@ -81,14 +81,16 @@ class Daemon:
     pictures: PictureStore = field(default_factory=PictureStore)
     body_log: BodyLog | None = None  # set iff bodies can be kept
     alerts: AlertHook | None = None  # set iff this process may start others
-    request_log: RequestLog | None = None  # set iff what has ended is kept
+    request_log: RequestLog | None = None  # set iff ended requests are stored
     pulls: Pulls = field(init=False)
     additions: Additions = field(default_factory=Additions)
     op_tokens: OpTokens = field(default_factory=OpTokens)
-    learned: Callable[[], Learned] = Learned  # what the store knows so far
-    on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
-    successor: Upstream | None = None  # set iff another daemon has taken over: it answers what arrives now
+    learned: Callable[[], Learned] = Learned  # reads the measured figures from the store
+    on_configure: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # called by each reload, in the same turn of the loop
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # cleared during a handover
+    successor: Upstream | None = None  # set iff another daemon has taken over: new requests go there
     started: float = field(default_factory=time.monotonic)
     _memory_mib: int = field(default_factory=lambda: HostMemory().physical_mib)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
@@ -116,15 +118,15 @@ class Daemon:
         self.configure(self.catalog, self.keyring)
 
     def restore(self, store: Store) -> None:
-        """Go on with what is kept there. Call it once, before the engine's first event."""
+        """Restore the state in the store. Call it once, before the engine's first event."""
         self.loads.restore()
         self.pulls.restore()
         self.cache_salts.restore(store)
         self.op_tokens = OpTokens(store)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
-        """Serve new requests with these; running ones keep what they began with."""
-        self.requests.record()  # under the names that they came with
+        """Use this catalog and keyring for new requests; running requests keep the old ones."""
+        self.requests.record()  # under the present names of models and clients
         self.catalog, self.keyring = catalog, keyring
         limits = catalog.limits
         self.bodies.configure(
@@ -158,7 +160,7 @@ class Daemon:
             listener()
 
     async def know_capabilities(self) -> None:
-        """Read the models' metadata, once, so that views can show what the models can do."""
+        """Read the models' metadata, once, so that views can show their capabilities."""
         models = [self.fleet.effective(model) for model in self.catalog.models]
         unknown = [model for model in models if model.known_capabilities is None]
         if unknown:

@@ -1,22 +1,22 @@
 """Operation tokens: M of N signers agreed to this very operation, a short time ago, and it is carried out once.
 
 A token is `{"opToken": {"operation", "issuedAt", "signers", "nonce", …}, "signature": HEX}`, or its text, plain or in
-base64url without line breaks. What is signed is the canonical `opToken`: JSON with sorted keys, without blanks, in UTF-8. A
-signature is its HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the
-token has `signatures`, one for each of its signers, instead.
+base64url without line breaks. A signature is the HMAC-SHA256 of the canonical `opToken`: JSON with sorted keys, without blanks,
+in UTF-8. With one shared key, `signers` is only a claim of the holder of the key. With a key for each signer, the token has
+`signatures` instead, one for each of its signers.
 
-A JSON Web Token (RFC 7519) whose claims are those of `opToken` is a token as well. Its one signature is that of the shared key,
-or of its one signer. `iat` and `jti` count where `issuedAt` and `nonce` are missing, `exp` and `nbf` besides them. A JWT's own
-header says how it was signed. An attacker could write `none` there, or an algorithm that uses the key for something else. So
-that header decides nothing: it must say HS256, and the signature is always an HMAC-SHA256.
+A JSON Web Token (RFC 7519) with the fields of `opToken` as its claims is a token as well. Its one signature is that of the shared key,
+or of its one signer. `iat` and `jti` count where `issuedAt` and `nonce` are missing; `exp` and `nbf` count as well. A JWT's own
+header names the algorithm. An attacker could write `none` there, or an algorithm that misuses the key. So that header decides
+nothing: it must be HS256, and the signature is always an HMAC-SHA256.
 
-Besides those four, `opToken` has every field of the request that has an effect, with the same value; where the configuration
-says so, only `modelId` must be among them. The log says why a token is refused; so does the answer to one who has an API key.
+Besides those four, `opToken` has every field of the request that has an effect, with the same value; the configuration may
+require only `modelId`. The log gives the reason for a refused token; so does the response to a client with an API key.
 
-Whether a token was used must not depend on the clock, which may be set back. So what takes the place of forgotten nonces is
-the time until which their tokens were good: tokens that were good until then are refused whatever the clock says. These times
-are kept as a few spans, of which the nearest become one. A year in which the clock went wrong is a span of its own, and keeps
-nobody from signing in the years before it.
+Whether a token was used must not depend on the clock, which may be set back. So when a nonce is forgotten, the expiry time of
+its token is kept: tokens with such an expiry time are refused, whatever the clock shows. These times are kept as a few spans;
+the nearest spans are merged. A year in which the clock went wrong is a span of its own: it doesn't prevent signing in the years
+before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from supervisor.host.store.store import Entry, Store
 FIELD: Final = "verifiedOpToken"
 LATEST_S: Final = 1e15  # of a time in Unix seconds
 VALID_S: Final = 300.0
-"""A token is good for so long after it was issued, and clocks may differ by as much."""
+"""A token is valid for this time after it was issued, and clocks may differ by as much."""
 NONCE_LENGTH: Final = 8, 256
 TOKEN_LIMIT: Final = 64 * 1024
 MOST_SPANS: Final = 8
@@ -54,7 +54,7 @@ _FORGOTTEN: Final[Entry] = "op_tokens", "forgotten"
 _OWN: Final = frozenset({"operation", "issuedAt", "signers", "nonce"})
 _MODEL: Final = frozenset({"modelId"})
 _CLAIMS: Final = {"iat": "issuedAt", "jti": "nonce"}
-"""What a JWT may call them."""
+"""The names of claims in a JWT, and our names for them."""
 _ALGORITHM: Final = "HS256"
 _decode_object: Final = msgspec.json.Decoder(dict).decode
 
@@ -62,7 +62,7 @@ log = structlog.get_logger("llmux.governance")
 
 Json = Mapping[str, JsonValue]
 Span = tuple[float, float]
-"""The first and the last time."""
+"""The first and the last time of a span."""
 
 
 class RefusedError(ValueError):
@@ -70,11 +70,11 @@ class RefusedError(ValueError):
 
 
 def signed_bytes(op_token: Json) -> bytes:
-    """The bytes that are signed."""
-    return _json(op_token).encode()
+    """The canonical bytes of `op_token`, as they are signed."""
+    return _canonical_json(op_token).encode()
 
 
-def _json(value: object) -> str:
+def _canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -96,8 +96,8 @@ def begin(operation: str, fields: Json, signers: Iterable[str], now: float | Non
     return {"opToken": {**fields, **own_fields}}
 
 
-def signed(token: Json, key: bytes, signer: str | None) -> Json:
-    """The token with one signature more: that of `signer`, or without one that of the shared key. Raises RefusedError."""
+def with_signature(token: Json, key: bytes, signer: str | None) -> Json:
+    """The token with one more signature: of `signer`, or, for None, of the shared key. Raises RefusedError."""
     op_token = token.get("opToken")
     if not isinstance(op_token, dict):
         raise RefusedError("the token has no opToken")
@@ -109,7 +109,7 @@ def signed(token: Json, key: bytes, signer: str | None) -> Json:
     return {**token, "signatures": {**signatures, signer: sign(op_token, key)}}
 
 
-def packed(token: Json) -> str:
+def to_text(token: Json) -> str:
     """The token as text."""
     return base64.urlsafe_b64encode(signed_bytes(token)).decode().rstrip("=")
 
@@ -117,24 +117,24 @@ def packed(token: Json) -> str:
 def verify(
     token: JsonValue, config: GovernanceConfig, operation: str, fields: Json, now: float, keys: Callable[[Path], bytes]
 ) -> tuple[str, float]:
-    """The token's nonce and until when it is good (Unix seconds). Raises RefusedError, and what `keys` raises.
+    """Check a token. Returns its nonce and its expiry time (Unix seconds). Raises RefusedError, and any error of `keys`.
 
-    `fields`: what the operation is about; null and a missing field are the same. `keys` reads a key file.
+    `fields`: the operation's parameters; null and a missing field are the same. `keys` reads a key file.
     """
     is_jwt = isinstance(token, str) and _is_jwt(token)
-    op_token = _of_jwt(str(token), config, now, keys) if is_jwt else _op_token(token, config, keys)
+    op_token = _op_token_of_jwt(str(token), config, now, keys) if is_jwt else _op_token(token, config, keys)
     if op_token.get("operation") != operation:
         raise RefusedError(f"it is for {op_token.get('operation')!r}, not for {operation!r}")
     signed = {name: value for name, value in op_token.items() if name not in _OWN and value is not None}
     requested = {name: value for name, value in fields.items() if value is not None}
     must = requested.keys() & _MODEL if config.signed_fields == "seed" else requested.keys()
     for name in sorted(signed.keys() | must):
-        if _json(signed.get(name)) != _json(requested.get(name)):  # true is not 1
+        if _canonical_json(signed.get(name)) != _canonical_json(requested.get(name)):  # true is not 1
             signed_value, requested_value = (
                 repr(one[name]) if name in one else "left out" for one in (signed, requested)
             )
             raise RefusedError(f"its {name} is {signed_value}, the request's is {requested_value}")
-    issued_at = _moment(op_token, "issuedAt")
+    issued_at = _time_field(op_token, "issuedAt")
     if not now - VALID_S <= issued_at <= now + VALID_S:
         raise RefusedError(f"it was issued {now - issued_at:.0f} s ago, and is good for {VALID_S:.0f} s")
     nonce, (least, most) = op_token.get("nonce"), NONCE_LENGTH
@@ -143,8 +143,8 @@ def verify(
     return nonce, issued_at + VALID_S
 
 
-def opened(token: JsonValue) -> Json:
-    """A token as it is sent: an object, or the text of one, as it is or in base64url. Raises RefusedError."""
+def parse_token(token: JsonValue) -> Json:
+    """Parse a token: an object, its text, or its text in base64url. Raises RefusedError."""
     if isinstance(token, str) and len(token) <= TOKEN_LIMIT:
         text = token.strip()
         try:
@@ -161,8 +161,8 @@ def opened(token: JsonValue) -> Json:
 
 
 def _op_token(token: JsonValue, config: GovernanceConfig, keys: Callable[[Path], bytes]) -> Json:
-    """The `opToken`, once its signatures are right. Raises RefusedError."""
-    found = opened(token)
+    """The `opToken` of a token, after a check of its signatures. Raises RefusedError."""
+    found = parse_token(token)
     op_token = found.get("opToken")
     if not isinstance(op_token, dict):
         raise RefusedError("it has no opToken")
@@ -176,7 +176,7 @@ def _signers(op_token: Json, config: GovernanceConfig) -> frozenset[str]:
         raise RefusedError("signers is not a list of names")
     signers = frozenset(str(name) for name in claimed)
     if config.all_signers and not signers <= config.all_signers:
-        raise RefusedError(f"{_listed(signers - config.all_signers)} may not sign")
+        raise RefusedError(f"{_quoted(signers - config.all_signers)} may not sign")
     if len(signers) < config.required:
         raise RefusedError(f"{len(signers)} signed, {config.required} must")
     return signers
@@ -197,31 +197,31 @@ def _check_signatures(
         raise RefusedError("two of its signers have the same key")
     wrong = [name for name, key in own.items() if not _is_signed(signatures.get(name), op_token, key)]
     if wrong:
-        raise RefusedError(f"the signature of {_listed(wrong)} is wrong")
+        raise RefusedError(f"the signature of {_quoted(wrong)} is wrong")
 
 
 @dataclass(frozen=True, slots=True)
 class _Jwt:
-    """A JSON Web Token whose signature was not checked yet."""
+    """A JSON Web Token with an unchecked signature."""
 
     claims: Mapping[str, JsonValue]
     signed: bytes
     signature: bytes
 
     def is_signed(self, key: bytes) -> bool:
-        """Is the signature one that was made with `key`?"""
+        """Whether the signature was made with `key`."""
         return hmac.compare_digest(hmac.digest(key, self.signed, "sha256"), self.signature)
 
 
 def _is_jwt(text: str) -> bool:
-    """Has it three parts with dots between them? Neither JSON nor base64url has."""
+    """Whether the text has three parts with dots between them. Neither JSON nor base64url has."""
     return text.count(".") == 2 and not text.lstrip().startswith("{")
 
 
 def _read_jwt(text: str) -> _Jwt:
-    """The parts of a JWT. Raises ValueError with what is wrong, also for any algorithm but HS256."""
+    """The parts of a JWT. Raises ValueError with the reason, also for any algorithm but HS256."""
     try:
-        head, payload, signature = (_decoded(part) for part in text.split("."))
+        head, payload, signature = (_decode_base64(part) for part in text.split("."))
         header, claims = _decode_object(head), _decode_object(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ValueError("it looks like a JWT, but its parts are not JSON objects in base64url") from error
@@ -232,12 +232,12 @@ def _read_jwt(text: str) -> _Jwt:
     return _Jwt(claims, text.rpartition(".")[0].encode(), signature)
 
 
-def _decoded(part: str) -> bytes:
+def _decode_base64(part: str) -> bytes:
     return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
 
 
-def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Path], bytes]) -> Json:
-    """The claims of a JWT as the fields of an `opToken`, once the signature is right. Raises RefusedError."""
+def _op_token_of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Path], bytes]) -> Json:
+    """The claims of a JWT as the fields of an `opToken`, after a check of its signature. Raises RefusedError."""
     try:
         found = _read_jwt(token.strip())
     except ValueError as error:
@@ -248,15 +248,15 @@ def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Pa
     if not found.is_signed(keys(config.signer_keys[next(iter(signers))] if config.signer_keys else config.key_file)):
         raise RefusedError("its signature is wrong")
     claims = dict(found.claims)
-    if "exp" in claims and now >= _moment(claims, "exp"):
+    if "exp" in claims and now >= _time_field(claims, "exp"):
         raise RefusedError("it has expired, by its exp")
-    if "nbf" in claims and now < _moment(claims, "nbf"):
+    if "nbf" in claims and now < _time_field(claims, "nbf"):
         raise RefusedError("it is not good yet, by its nbf")
     given = {_CLAIMS.get(name, name): value for name, value in claims.items() if name not in {"exp", "nbf"}}
     return given | {name: claims[name] for name in _CLAIMS.values() if name in claims}
 
 
-def _moment(fields: Json, name: str) -> float:
+def _time_field(fields: Json, name: str) -> float:
     """The time in this field, in Unix seconds. Raises RefusedError."""
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not -LATEST_S < value < LATEST_S:
@@ -267,27 +267,27 @@ def _moment(fields: Json, name: str) -> float:
 def _is_signed(signature: JsonValue, op_token: Json, key: bytes) -> bool:
     try:
         expected = sign(op_token, key)
-    except ValueError as error:  # a number that JSON doesn't have, half a character
+    except ValueError as error:  # a number that JSON can't express, or a lone surrogate
         raise RefusedError("its opToken can't be written as JSON") from error
     given = signature if isinstance(signature, str) and signature.isascii() else ""
     return hmac.compare_digest(expected, given.lower())
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(repr(name[:100]) for name in sorted(names))
 
 
 class OpTokens:
-    """Asks for tokens where the configuration wants them. Nonces are kept over restarts."""
+    """Checks tokens if the configuration requires them. Used nonces survive restarts."""
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
-        self._used: dict[str, float] = {}  # nonce → until when its token is good
-        self._forgotten: list[Span] = []  # until when those of forgotten nonces were good
+        self._used: dict[str, float] = {}  # nonce → expiry time of its token
+        self._forgotten: list[Span] = []  # expiry times of tokens whose nonces were forgotten
         self._began = 0.0 if store is None else math.floor(store.began)  # tokens have whole seconds
         if store is not None:
-            self._used = {nonce: _time(until) for nonce, until in store.items(_COLLECTION).items()}
-            times = [_time(each) for each in kept] if isinstance(kept := store.get(*_FORGOTTEN), list) else []
+            self._used = {nonce: _stored_time(until) for nonce, until in store.items(_COLLECTION).items()}
+            times = [_stored_time(each) for each in kept] if isinstance(kept := store.get(*_FORGOTTEN), list) else []
             self._forgotten = [*zip(times[::2], times[1::2], strict=False)]
 
     async def check(
@@ -300,15 +300,15 @@ class OpTokens:
         *,
         names_reason: bool = False,
     ) -> None:
-        """Raises ForbiddenError unless the operation may be carried out now, NotSavedError if its nonce can't be kept.
+        """Raises ForbiddenError unless the token allows the operation now, NotSavedError if its nonce can't be stored.
 
-        `now`: Unix seconds. None as `config`: everything may. `names_reason`: may the one who asks know why not?
+        `now`: Unix seconds. None as `config`: everything is allowed. `names_reason`: whether the client may learn the reason.
         """
         if config is None:
             return
         try:
             nonce, good_until = await asyncio.to_thread(verify, token, config, operation, fields, now, read_key)
-            await self._use(nonce, good_until, now)
+            await self._use_nonce(nonce, good_until, now)
         except (OSError, ValueError, RecursionError) as error:
             log.warning("op_token.refused", operation=operation, reason=str(error))
             why = f": {error}." if names_reason else "."
@@ -316,7 +316,7 @@ class OpTokens:
                 f"The operation token was refused{why}", code="op_token_refused", param=FIELD
             ) from None
 
-    async def _use(self, nonce: str, good_until: float, now: float) -> None:
+    async def _use_nonce(self, nonce: str, good_until: float, now: float) -> None:
         if nonce in self._used:
             raise RefusedError("its nonce was used before")
         if any(first <= good_until <= last for first, last in self._forgotten):
@@ -328,8 +328,8 @@ class OpTokens:
         over = {name: until for name, until in self._used.items() if until < now}
         for name, until in over.items():
             del self._used[name]
-            self._forgotten = _joined(self._forgotten, until)
-        self._used[nonce] = good_until  # at once: another request may come while it is saved
+            self._forgotten = _with_time(self._forgotten, until)
+        self._used[nonce] = good_until  # at once, since another request may arrive during the write
         if self._store is None:
             return
         changed: dict[Entry, JsonValue] = {(_COLLECTION, name): None for name in over}
@@ -339,8 +339,8 @@ class OpTokens:
             entries.update(changed)
 
 
-def _joined(spans: Iterable[Span], time: float) -> list[Span]:
-    """The spans with one more time: at most MOST_SPANS, the nearest joined, none within another."""
+def _with_time(spans: Iterable[Span], time: float) -> list[Span]:
+    """The spans with one more time: at most MOST_SPANS, the nearest merged, none within another."""
     joined = sorted([*spans, (time, time)])
     while len(joined) > 1:
         gap, at = min((after[0] - before[1], at) for at, (before, after) in enumerate(itertools.pairwise(joined)))
@@ -350,6 +350,6 @@ def _joined(spans: Iterable[Span], time: float) -> list[Span]:
     return joined
 
 
-def _time(value: JsonValue) -> float:
-    """A time from the store; 0 for a value that is no time."""
+def _stored_time(value: JsonValue) -> float:
+    """A time from the store; 0 for any other value."""
     return float(value) if isinstance(value, int | float) else 0.0

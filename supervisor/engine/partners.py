@@ -14,7 +14,7 @@ import structlog
 from pydantic import JsonValue
 
 from runtimes.device_kind import visibility
-from supervisor.catalog.models.fitting import misplaced
+from supervisor.catalog.models.fitting import placement_problem
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.events import Event, LeaseEnded, LeaseRenewed, LeaseRequested, LeaseRestored
 from supervisor.core.types import (
@@ -143,7 +143,7 @@ class Partners:
         spec = ModelSpec(
             name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus or 1, pin=True, drain_s=0.0
         )
-        if (problem := misplaced(spec, tuple(known.values()))) is not None:
+        if (problem := placement_problem(spec, tuple(known.values()))) is not None:
             raise InvalidRequestError(f"{wanted.holder} can't have this lease: {problem[1]}.", param="vram_mib")
         return spec
 

@@ -220,7 +220,7 @@ def inherited() -> dict[str, str]:
 
 def _prepare_launch(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
     """The spec for starting the worker, with a lease on its environment. Tries again if that environment was just removed."""
-    if troubles := model.look():
+    if troubles := model.find_troubles():
         raise ModelUnusableError(troubles_text(troubles))
     removed = None
     while True:

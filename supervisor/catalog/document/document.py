@@ -26,7 +26,7 @@ MAX_NODES = 50_000
 
 Key = str | int
 Trail = tuple[Key, ...]
-"""The way to a value: keys and list indexes from the root."""
+"""The path to a value: keys and list indexes from the root."""
 
 
 class Layer(StrEnum):
@@ -40,7 +40,7 @@ class Layer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file, a variable or a flag. `directory`: what relative paths in it start from."""
+    """A file, a variable or a flag. `directory`: the base of relative paths in it."""
 
     layer: Layer
     label: str
@@ -82,7 +82,7 @@ def dotted(trail: Trail) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A scalar. `place` is that of its key, where it has one."""
+    """A scalar. `place`: of its key, if it has one."""
 
     value: str | int | float | bool | None
     place: Place
@@ -111,7 +111,7 @@ Node = Leaf | Items | Table
 
 
 def whole_number(text: str) -> int | None:
-    """The number that these decimal digits mean; None for any other text, and for more digits than a sensible number has."""
+    """The number of these decimal digits; None for any other text, and for more than 18 digits."""
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
@@ -127,7 +127,7 @@ def plain(node: Node) -> JsonValue:
 
 
 def tree_of(value: object, place: Place) -> Node:
-    """A tree of plain data that has one place, such as a flag. Raises TypeError for what YAML can't express."""
+    """A tree of plain data with a single place, such as a flag. Raises TypeError for a value that YAML can't express."""
     if isinstance(value, Mapping):
         return Table({str(key): tree_of(item, place) for key, item in value.items()}, place)
     if isinstance(value, str | int | float | bool | None):
@@ -140,7 +140,7 @@ def tree_of(value: object, place: Place) -> Node:
 
 
 def merge(base: Node, over: Node) -> Node:
-    """`over` wins, mappings key by key; a null in `over` takes the key away, so that its default returns."""
+    """`over` wins, mappings key by key. A null in `over` removes the key, so that its default returns."""
     if not (isinstance(base, Table) and isinstance(over, Table)):
         return over
     entries = dict(base.entries)
@@ -200,7 +200,7 @@ def scalar(text: str) -> str | int | float | bool | None:
         return int(text)
     if _BASED.fullmatch(text):
         return int(text, 0)
-    # A number with leading zeros is somebody's identifier, not a float.
+    # A number with leading zeros is an identifier, not a float.
     if _FLOAT.fullmatch(text) and not re.match(r"[-+]?0[0-9]", text):
         return float(text)
     return text
@@ -232,7 +232,7 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         for suspect in (error.problem_mark, error.context_mark):
-            if suspect is not None and (found := _unlike_yaml(text, suspect.line)) is not None:
+            if suspect is not None and (found := _find_lookalike(text, suspect.line)) is not None:
                 column, what = found
                 return None, [*reader.problems, Problem(Place(source, suspect.line + 1, column), (), what)]
         place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
@@ -251,11 +251,11 @@ _BLANKS = {"\u00a0": "non-breaking space", "\u202f": "non-breaking space", "\u20
     "\ufeff": "invisible space",
 }
 _BLANK = re.compile(f"[{''.join(_BLANKS)}]")
-_UNLIKE = re.compile(f"[{_CURLY}{''.join(_BLANKS)}]")
+_LOOKALIKE = re.compile(f"[{_CURLY}{''.join(_BLANKS)}]")
 
 
-def _unlike_yaml(text: str, number: int) -> tuple[int, str] | None:
-    """What looks right in a line that YAML can't read, and isn't: its column, and what to write."""
+def _find_lookalike(text: str, number: int) -> tuple[int, str] | None:
+    """A character in an unreadable line that looks like valid YAML but isn't: its column, and a message about it."""
     line = "".join(text.split("\n")[number : number + 1])
     indent = line[: len(line) - len(line.lstrip())]
     if "\t" in indent:
@@ -290,7 +290,7 @@ class _Reader:
     def __init__(self, text: str, source: Source) -> None:
         self.problems: list[Problem] = []
         self._source = source
-        self._lines = text.split("\n") if _UNLIKE.search(text) else []
+        self._lines = text.split("\n") if _LOOKALIKE.search(text) else []
         self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, tuple[Node, int]] = {}
 
@@ -314,7 +314,7 @@ class _Reader:
         return place
 
     def _node(self, event: yaml.Event, trail: Trail) -> tuple[Node, int]:
-        """The node that begins with this event, and of how many values it consists."""
+        """The node that begins with this event, and the number of its values."""
         place = self._place(event, trail)
         assert isinstance(event, yaml.NodeEvent)
         if isinstance(event, yaml.AliasEvent):
@@ -336,7 +336,7 @@ class _Reader:
         return node, size
 
     def _check_scalar(self, event: yaml.ScalarEvent, trail: Trail) -> None:
-        """Note a curly quote at the beginning of unquoted text, and any blank in it that isn't a plain space."""
+        """Report a curly quote at the beginning of unquoted text, and any blank in it other than a plain space."""
         mark, text = event.start_mark, str(event.value)
         if not self._lines or not event.implicit[0] or mark is None:
             return

@@ -1,4 +1,4 @@
-"""Masks values that are named like a secret or look like one, wherever a configuration is shown to people."""
+"""Masks likely secrets, by the name of a key or by the form of a value, when a configuration is shown."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def masked_text(text: str) -> str:
 
 
 def masked_fields(text: str) -> str:
-    """Without values of fields that are named like a secret: of JSON that is cut, or is in a string."""
+    """The text without values of fields that are named like a secret. The JSON may be truncated, or be in a string."""
     parts: list[str] = []
     at = 0
     for found in _NAME.finditer(text):

@@ -55,23 +55,27 @@ def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
     """The settings in `os.environ` as a tree whose places are the variables."""
     everything = Place(Source(Layer.ENVIRONMENT, f"{PREFIX}*", cwd))
     problems: list[Problem] = []
-    tree = _named(tree_of(_YamlValues(_Environment)(), everything), (), cwd, problems)
+    tree = _with_variable_places(tree_of(_YamlValues(_Environment)(), everything), (), cwd, problems)
     assert isinstance(tree, Table)
-    return tree, problems + _misspelt(cwd)
+    return tree, problems + _misspelt_variables(cwd)
 
 
-def _named(node: Node, trail: Trail, cwd: Path, problems: list[Problem]) -> Node | None:
-    """The same tree, each value placed at its variable. Words are read as YAML, except for keys whose values are texts.
+def _with_variable_places(node: Node, trail: Trail, cwd: Path, problems: list[Problem]) -> Node | None:
+    """The same tree with each value's variable as its place. Text is parsed as YAML, except for keys of type text.
 
-    A value that is not valid YAML becomes a problem and is left out.
+    An invalid YAML value becomes a problem and is left out.
     """
-    place = Place(Source(Layer.ENVIRONMENT, _variable(trail), cwd))
+    place = Place(Source(Layer.ENVIRONMENT, _variable_of(trail), cwd))
     match node:
         case Table():
-            named = {key: _named(value, (*trail, key), cwd, problems) for key, value in node.entries.items()}
+            named = {
+                key: _with_variable_places(value, (*trail, key), cwd, problems) for key, value in node.entries.items()
+            }
             return Table({key: value for key, value in named.items() if value is not None}, place)
         case Items():
-            nodes = (_named(item, (*trail, index), cwd, problems) for index, item in enumerate(node.nodes))
+            nodes = (
+                _with_variable_places(item, (*trail, index), cwd, problems) for index, item in enumerate(node.nodes)
+            )
             return Items(tuple(item for item in nodes if item is not None), place)
         case Leaf(value=str(text)) if not _is_text(trail):
             wrong = parse(text, place.source)[1] if text.lstrip().startswith(("{", "[")) else []
@@ -85,8 +89,8 @@ def _is_text(trail: Trail) -> bool:
     return any(branch in {str, Path} for branch in types_at(_Environment, trail))
 
 
-def _variable(trail: Trail) -> str:
-    """The variable that was set for this value: its own, or the nearest above it that held all of it."""
+def _variable_of(trail: Trail) -> str:
+    """The variable that set this value: its own, or the nearest one that set a parent as a whole."""
     present = {name.upper() for name in os.environ}
     for length in range(len(trail), 0, -1):
         name = PREFIX + "__".join(str(key) for key in trail[:length]).upper()
@@ -95,8 +99,8 @@ def _variable(trail: Trail) -> str:
     return PREFIX + "*"
 
 
-def _misspelt(cwd: Path) -> list[Problem]:
-    """A single underscore where two belong would otherwise be ignored silently."""
+def _misspelt_variables(cwd: Path) -> list[Problem]:
+    """Problems for variables with one underscore instead of two, which would be ignored silently."""
     problems = []
     for name in sorted(os.environ):
         for section in _Environment.model_fields:

@@ -1,9 +1,9 @@
-"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags; and
-beneath all of them the variables of other runners (`runner_variables`).
+"""Loads the configuration from its layers: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags;
+and below all of them the variables of other runners (`runner_variables`).
 
-`tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top, or below `tasks:`.
+`tasks.yaml` is the section `tasks` in a separate file: the names of tasks are at its top, or below `tasks:`.
 
-Later layers win, key by key, and every value remembers the layer and the place it came from.
+Later layers win, key by key. Every value keeps its layer and its place.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SETTING = re.compile(r"LLMUX_(SERVER|LIMITS|DEVICES)", re.IGNORECASE)
 
 
 def find_config(explicit: Path | None = None) -> Path | None:
-    """The base file: `explicit`, $LLMUX_CONFIG, then the first there is of the usual places; None: there is none.
+    """The base file: `explicit`, $LLMUX_CONFIG, or the first existing file of `search_path`; None: there is none.
 
-    Raises ConfigError when a named one isn't there.
+    Raises ConfigError if a named file doesn't exist.
     """
     named = explicit or _path_variable("LLMUX_CONFIG")
     if named is not None:
@@ -65,7 +65,7 @@ def find_config(explicit: Path | None = None) -> Path | None:
 
 
 def require_config(explicit: Path | None = None) -> Path:
-    """The base file. Raises ConfigError, with what to do, when there is none."""
+    """The base file. Raises ConfigError, with a remedy, if there is none."""
     base = find_config(explicit)
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
@@ -75,7 +75,7 @@ def require_config(explicit: Path | None = None) -> Path:
 
 
 def search_path() -> tuple[Path, ...]:
-    """The places where a configuration is searched when none is named; a user without a home folder has none there."""
+    """The files to try if no configuration is named. A user without a home folder has none there."""
     own: tuple[Path, ...] = ()
     with contextlib.suppress(NoHomeError):
         own = (config_dir(),)
@@ -84,11 +84,11 @@ def search_path() -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Another program's files, or what variables say alone, in place of the base file."""
+    """A source instead of the base file: another program's files, or variables alone."""
 
-    files: tuple[Path, ...]  # absolute; the first has to be there. None: there are only variables
-    read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
-    alone: bool = False  # flags and variables say everything, and of files only that of keys counts
+    files: tuple[Path, ...]  # absolute; the first must exist. Empty: there are only variables
+    read: Callable[[], Mapping[str, JsonValue]]  # returns their values as ours; blocks, and raises ConfigError
+    alone: bool = False  # flags and variables are the whole configuration; only the file of keys is read
 
 
 def load(
@@ -100,7 +100,7 @@ def load(
     foreign: Foreign | None = None,
     text: str | None = None,
 ) -> Catalog:
-    """The validated configuration. With `foreign`, `config` only says where the files beside it are searched.
+    """The validated configuration. With `foreign`, `config` only locates the files beside it.
 
     `text` is used instead of the base file's text.
 
@@ -110,11 +110,11 @@ def load(
     """
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
     label = _NO_FILE if foreign is not None and not foreign.files else _label(base)
-    root, problems = _merged(_layers(base, flags or {}, foreign, text=text), base, label)
-    return _assembly(root, base, registry, check_files=check_files).catalog(problems)
+    root, problems = _merge_layers(_read_layers(base, flags or {}, foreign, text=text), base, label)
+    return _new_assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
-def _assembly(root: Table, base: Path, registry: Registry, *, check_files: bool) -> Assembly:
+def _new_assembly(root: Table, base: Path, registry: Registry, *, check_files: bool) -> Assembly:
     defaults, problems = vllm_defaults(os.environ, Path.cwd())
     assembly = Assembly(root, base, registry, check_files=check_files, vllm_defaults=defaults)
     assembly.problems += problems
@@ -127,15 +127,15 @@ def load_text(text: str, base: Path) -> Catalog:
     Blocks on the files beside it. Raises ConfigError with every problem.
     """
     base = base.absolute()
-    root, problems = _merged(_layers(base, {}, text=text), base)
-    return _assembly(root, base, REGISTRY, check_files=False).catalog(problems)
+    root, problems = _merge_layers(_read_layers(base, {}, text=text), base)
+    return _new_assembly(root, base, REGISTRY, check_files=False).catalog(problems)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """A base file and the flags that override it; can be read again."""
 
-    base: Path  # absolute; with `foreign` it isn't read, and need not be there
+    base: Path  # absolute; with `foreign` it isn't read, and need not exist
     flags: Mapping[str, object] = field(default_factory=dict)
     foreign: Foreign | None = None
 
@@ -145,15 +145,15 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """How problems name the base file."""
+        """The name of the base file in problems."""
         return _label(self.base)
 
     def tree(self) -> Table:
-        """The merged values, not validated. Blocks on files. Raises ConfigError where one can't be read."""
-        return _merged(_layers(self.base, self.flags, self.foreign), self.base)[0]
+        """The merged values, not validated. Blocks on files. Raises ConfigError if a file can't be read."""
+        return _merge_layers(_read_layers(self.base, self.flags, self.foreign), self.base)[0]
 
     def server(self) -> ServerConfig:
-        """The section `server` alone: mistakes in others don't matter. Blocks on files. Raises ConfigError."""
+        """The section `server` alone; mistakes in other sections don't matter. Blocks on files. Raises ConfigError."""
         return Assembly(self.tree(), self.base, REGISTRY, check_files=False).server()
 
     def keys_file(self) -> Path:
@@ -161,7 +161,7 @@ class Configuration:
         return self.server().api_keys or self.base.with_name(KEYS_NAME)
 
     def model_files(self, catalog: Catalog) -> tuple[Path, ...]:
-        """The files that decide which models `models_from` has. Blocks on the folders."""
+        """The files that determine the models of `models_from`. Blocks on the folders."""
         if not catalog.models_from:
             return ()
         from supervisor.catalog.models import local_models  # noqa: PLC0415  # few configurations need it
@@ -169,7 +169,7 @@ class Configuration:
         return tuple(file for folder in catalog.models_from for file in (folder, *local_models.candidates(folder)))
 
     def files(self, catalog: Catalog) -> dict[Path, FileKind]:
-        """The files that decide what `catalog` contains and who may use it, the base file first. Some may be missing."""
+        """All files of the configuration and of API keys, the base file first. Some may be missing."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
         own = (self.base,) if self.foreign is None else self.foreign.files
         tasks = self.base.with_name(TASKS_NAME)
@@ -185,11 +185,11 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(
+def _read_layers(
     base: Path, flags: Mapping[str, object], foreign: Foreign | None = None, *, text: str | None = None
 ) -> Layers:
     if foreign is not None and foreign.alone:
-        return _settings(flags)
+        return _variables_and_flags(flags)
     source = Source(Layer.FILE, _label(base), base.parent)
     if foreign is not None:
         layers: Layers = [_read_foreign(foreign)]
@@ -202,12 +202,12 @@ def _layers(
         path = (named or beside).absolute()
         layers.append(read_guarded(path, Source(Layer.LOCAL, _label(path), path.parent)))
     if any(node is None and problems for node, problems in layers):
-        # Values that are missing because a file couldn't be read are not reported, too.
+        # Else values of an unreadable file would be reported as missing, too.
         raise config_error([problem for _, problems in layers for problem in problems])
-    return [*layers, *_settings(flags)]
+    return [*layers, *_variables_and_flags(flags)]
 
 
-def _settings(flags: Mapping[str, object]) -> Layers:
+def _variables_and_flags(flags: Mapping[str, object]) -> Layers:
     """The layers of environment variables and flags."""
     layers: Layers = []
     if any(map(_SETTING.match, os.environ)):
@@ -215,11 +215,11 @@ def _settings(flags: Mapping[str, object]) -> Layers:
         from supervisor.catalog.loading.environment import read_environment  # noqa: PLC0415
 
         layers.append(read_environment(Path.cwd()))
-    return [*layers, *((_flag(key, value), []) for key, value in flags.items() if value is not None)]
+    return [*layers, *((_flag_tree(key, value), []) for key, value in flags.items() if value is not None)]
 
 
 def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
-    """The section that it is, with or without its first line; its problems say where they are in the file."""
+    """The section `tasks` of its own file, with or without the line `tasks:`. Problems have their places in that file."""
     node, problems = read_guarded(path, Source(Layer.FILE, _label(path), path.parent))
     inner = node.entries.get("tasks") if isinstance(node, Table) and len(node.entries) == 1 else None
     if isinstance(inner, Table) and not isinstance(inner.entries.get("candidates"), Items):  # else: a task of that name
@@ -228,14 +228,14 @@ def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
 
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
-    """The values, without lines: those are of another program's file. Relative paths start from the current folder."""
+    """The values, without line numbers, which would be those of another program's file. Relative paths start at the current folder."""
     place = Place(Source(Layer.FILE, _label(foreign.files[0]) if foreign.files else _NO_FILE, Path.cwd()))
     if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
         return None, [Problem(place, (), problem) for problem in exposed]
     return tree_of(foreign.read(), place), []
 
 
-def _flag(dotted_key: str, value: object) -> Node:
+def _flag_tree(dotted_key: str, value: object) -> Node:
     *parents, key = dotted_key.split(".")
     place = Place(Source(Layer.FLAG, f"--{key.replace('_', '-')}", Path.cwd()))
     node: Node = Table({key: tree_of(value, place)}, place)
@@ -244,7 +244,7 @@ def _flag(dotted_key: str, value: object) -> Node:
     return node
 
 
-def _merged(layers: Layers, base: Path, label: str | None = None) -> tuple[Table, list[Problem]]:
+def _merge_layers(layers: Layers, base: Path, label: str | None = None) -> tuple[Table, list[Problem]]:
     root = Table({}, Place(Source(Layer.FILE, label or _label(base), base.parent)))
     found: list[Problem] = []
     for node, problems in layers:
@@ -260,6 +260,6 @@ def _merged(layers: Layers, base: Path, label: str | None = None) -> tuple[Table
 
 
 def _label(path: Path) -> str:
-    """How problems name a file: relative to the current folder, where it lies below it."""
+    """The name of a file in problems: relative, if it lies below the current folder."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)

@@ -1,8 +1,8 @@
-"""The variables by which containers of model runners are configured, as values of this configuration.
+"""Translates the variables that configure containers of model runners into values of our configuration.
 
-They are beneath all files: a value in a file, also null, counts more. Where there is no file at all, they are the whole
-configuration, whose models are those that lie in `MODEL_BASE_PATH`. The name of a tenant is taken as the variable has it.
-`VLLM_…` variables are defaults of every vllm_serve model.
+They are below all files: a value in a file, even null, wins. Without any file they are the whole configuration, with the models
+in `MODEL_BASE_PATH`. Names of tenants are used as they are in the variable. `VLLM_…` variables are defaults of every
+vllm_serve model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from supervisor.catalog.document.document import (
 )
 
 TENANT: Final = "TENANT_RATE_LIMIT_"
-LLM_POOL: Final = "LLM_POOL_"  # an installation of llm-pool's
+LLM_POOL: Final = "LLM_POOL_"  # the prefix in an installation of llm-pool
 _NO_GPU: Final = frozenset({"", "-1", "none", "void", "nodevfiles"})
 _GPU: Final = re.compile(r"(?P<index>\d{1,4})|(?P<uuid>GPU-[0-9a-fA-F-]+)")
 _WORDS: Final = {
@@ -46,7 +46,7 @@ _WORDS: Final = {
 }
 
 _LEVELS: Final = {"trace": "debug", "warn": "warning", "critical": "error", "fatal": "error"}
-"""Other programs' names of levels: the variable is not llmux's alone."""
+"""Other programs' names of levels, since these use the variable, too."""
 
 Read = Callable[[str], JsonValue]
 
@@ -73,7 +73,7 @@ def _format(text: str) -> str:
 
 
 def _devices(text: str) -> list[JsonValue]:
-    """The devices as CUDA reads the variable: words after a -1 don't count, and without any GPU the device is main memory."""
+    """The devices as CUDA reads the variable: words after a -1 are ignored. Without any GPU the device is main memory."""
     devices: list[JsonValue] = []
     for word in (word.strip() for word in text.split(",")):
         if word.lower() in _NO_GPU:
@@ -103,8 +103,8 @@ VARIABLES: Final[Mapping[str, tuple[Trail, Read]]] = {
 }
 """The key of the configuration that each variable sets, and the function that reads its value."""
 
-_EVERYBODYS: Final = frozenset({"CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "LOG_FORMAT"})
-"""Set on many a machine where nobody thinks of a runner."""
+_COMMON: Final = frozenset({"CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "LOG_FORMAT"})
+"""Also set on many machines without a runner."""
 
 VLLM_RUNTIME: Final = "vllm_serve"
 VLLM: Final[Mapping[str, tuple[str, Read]]] = {
@@ -112,17 +112,17 @@ VLLM: Final[Mapping[str, tuple[str, Read]]] = {
     "VLLM_MAX_MODEL_LEN": ("max_model_len", scalar),
     "VLLM_GPU_MEMORY_UTILIZATION": ("gpu_memory_utilization", scalar),
 }
-"""The key of a model that each is the default of."""
+"""For each variable the key of a model whose default it sets, and the function that reads its value."""
 
 _SIZED_BY: Final = ("kv_cache_memory_bytes", "vram_mib")
-"""Without one of these a share of the device sizes nothing, and `gpu_memory_utilization` is refused."""
+"""Without one of these, `gpu_memory_utilization` is refused, since a share of the device alone sizes nothing."""
 
 
 def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:
-    """The values of these variables, as a tree whose places are the variables. An empty one is unset, except for CUDA's."""
+    """The values of these variables, as a tree whose places are the variables. An empty variable is unset, except CUDA's."""
     root = Table({}, Place(Source(Layer.ENVIRONMENT, "the environment", cwd)))
     problems: list[Problem] = []
-    for name, trail, read in _variables_given(environment):
+    for name, trail, read in _set_variables(environment):
         place = Place(Source(Layer.ENVIRONMENT, name, cwd))
         text = environment[name].strip()
         if not text and trail != ("devices",):
@@ -140,8 +140,8 @@ def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, li
     return root, problems
 
 
-def _variables_given(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
-    """The variables that are set, and where their values belong; of two for one place the later counts."""
+def _set_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
+    """The variables that are set, with the keys that they set; of two for one key the later wins."""
     for name, (trail, read) in VARIABLES.items():
         if name in environment:
             yield name, trail, read
@@ -153,8 +153,8 @@ def _variables_given(environment: Mapping[str, str]) -> Iterator[tuple[str, Trai
 
 
 def is_runner(environment: Mapping[str, str]) -> bool:
-    """Are variables set that only a runner's container sets?"""
-    own = (VARIABLES.keys() | VLLM.keys()) - _EVERYBODYS
+    """Whether variables are set that only a runner's container has."""
+    own = (VARIABLES.keys() | VLLM.keys()) - _COMMON
     return any(text.strip() and (name in own or name.startswith(TENANT)) for name, text in environment.items())
 
 
@@ -174,7 +174,7 @@ def vllm_defaults(environment: Mapping[str, str], cwd: Path) -> tuple[Table, lis
 
 
 def with_defaults(model: Table, defaults: Table) -> Table:
-    """A vllm_serve model with the defaults of keys that it leaves open, as far as they apply to it."""
+    """A vllm_serve model with the defaults of keys that it leaves open, if they apply to it."""
     fitting = {
         key: node
         for key, node in defaults.entries.items()
@@ -184,7 +184,7 @@ def with_defaults(model: Table, defaults: Table) -> Table:
 
 
 def with_variables(root: Table, variables: Table) -> Table:
-    """`root` with the values of variables for keys that it does not have. A section without keys counts as missing."""
+    """`root` with the variables' values for its missing keys. A section without keys counts as missing."""
     entries = {key: node for key, node in root.entries.items() if node != Leaf(None, node.place)}
     filled = _fill_missing(replace(root, entries=entries), variables)
     assert isinstance(filled, Table)

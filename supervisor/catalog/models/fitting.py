@@ -22,20 +22,20 @@ from supervisor.core.messages import devices_listed, listed
 from supervisor.core.types import DeviceId, DeviceSpec, ModelId, ModelSpec
 
 TOO_LARGE = "vram_mib"
-"""The key that `misplaced` names for a model that is larger than its devices."""
+"""The key that `placement_problem` names for a model that is larger than its devices."""
 MOST_PLACEMENTS = 10_000
 Room = Mapping[DeviceId, int]
 """MiB on each device."""
 
 
-def specs_on(
+def specs_for_devices(
     catalog: Catalog, devices: Sequence[DeviceSpec], learned: Learned = NOTHING_LEARNED
 ) -> tuple[ModelSpec, ...]:
-    """Every model for the core, with what keeps it off these devices. Blocks on reading model files."""
+    """The specifications for the core, with the trouble of each model that has no place on these devices. Blocks on model files."""
     specs = catalog.model_specs(learned)
     troubles = {problem.trail[1]: problem for problem in check_devices(catalog, devices, specs)}
     found = (replace(spec, remedy=_remedy(catalog.models[spec.id], spec, devices)) for spec in specs)
-    return tuple(_hindered(spec, troubles[spec.id]) if spec.id in troubles else spec for spec in found)
+    return tuple(_with_trouble(spec, troubles[spec.id]) if spec.id in troubles else spec for spec in found)
 
 
 def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> str:
@@ -45,7 +45,9 @@ def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec])
     found: list[str] = []
     if len(gpus) > 1 and config.gpus != "auto":
         equal = (
-            count for count in range(spec.gpus + 1, len(gpus) + 1) if misplaced(replace(spec, gpus=count), gpus) is None
+            count
+            for count in range(spec.gpus + 1, len(gpus) + 1)
+            if placement_problem(replace(spec, gpus=count), gpus) is None
         )
         if adapter.divides:
             found.append("gpus: auto lets it go over several GPUs")
@@ -58,19 +60,21 @@ def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec])
     return "; ".join((*found, spec.remedy))
 
 
-def _hindered(spec: ModelSpec, problem: Problem) -> ModelSpec:
+def _with_trouble(spec: ModelSpec, problem: Problem) -> ModelSpec:
     reason = ": ".join((*map(str, problem.trail[2:]), problem.message))
-    return replace(spec, gpus=1, trouble="; ".join(filter(None, (spec.trouble, reason))))  # it may have too many ways
+    return replace(
+        spec, gpus=1, trouble="; ".join(filter(None, (spec.trouble, reason)))
+    )  # the present number may have too many device sets
 
 
 def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[Problem, ...]:
-    """Models that have no place on these devices: unknown ones, and too few of them. `specs`: from `model_specs()`.
+    """Problems of models that name unknown devices, or need more devices than there are. `specs`: from `model_specs()`.
 
-    A model that is too large is none of them: it may be in the way of nobody. See `memory_warnings`.
+    A too large model is no problem here: it may never be used. See `memory_warnings`.
     """
     problems: list[Problem] = []
     for spec in specs:
-        found = misplaced(spec, devices)
+        found = placement_problem(spec, devices)
         if found is not None and found[0] != TOO_LARGE:
             key, message = found
             at: Trail = ("models", spec.id, key)
@@ -84,8 +88,8 @@ def usable(kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> froze
     return frozenset(device.id for device in allowed((), kinds, devices))
 
 
-def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
-    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or is meant to.
+def processor_warning(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
+    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or so configured.
 
     Blocks on a small file, once.
     """
@@ -103,14 +107,14 @@ def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | No
 
 
 def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
-    """Warnings about a model's memory, in sentences: it is larger than its devices, or than its `vram_mib`.
+    """Warnings about a model's memory: it is larger than its devices, or than its `vram_mib`.
 
     `spec`: the model's present specification for the core, with measured figures. Blocks on the model's files, once.
     """
     found: list[str] = []
-    if (warning := on_processor(model, devices)) is not None:
+    if (warning := processor_warning(model, devices)) is not None:
         found.append(warning)
-    problem = misplaced(spec, devices)
+    problem = placement_problem(spec, devices)
     if problem is not None and problem[0] == TOO_LARGE:
         found.append(f"{problem[1]}; {spec.remedy}")
     given = model.config.vram_mib
@@ -135,7 +139,7 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
 
 
 def pins_warning(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelId, str] | None:
-    """A warning about pins that can't all be kept, with the last pinned model; None: they can."""
+    """A warning about pinned models that don't all fit, with the last pinned model; None: they fit."""
     if not (pinned := crowded_pins(specs, devices)):
         return None
     *others, last = pinned
@@ -146,13 +150,13 @@ def pins_warning(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> t
 
 
 def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelSpec, ...]:
-    """The pinned models of which each fits alone, if no placement holds all of them; else none.
+    """The pinned models, if each fits alone but no placement holds all of them; else none.
 
-    A model on several devices counts with all the memory it takes: however that is divided, its devices together must have so
-    much left. None are returned where there are too many placements to try.
+    A model on several devices counts with its whole memory: in any division, its devices together must have that much left.
+    Returns none if there are too many placements to try.
     """
     pinned = [spec for spec in specs if spec.pin and not spec.remote and not spec.trouble]
-    pinned = [spec for spec in pinned if misplaced(spec, devices) is None and device_sets(spec, devices)]
+    pinned = [spec for spec in pinned if placement_problem(spec, devices) is None and device_sets(spec, devices)]
     whole: list[list[Room]] = []
     divided_mib, shared = 0, set[DeviceId]()
     for spec in pinned:
@@ -163,14 +167,14 @@ def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> t
         else:
             divided_mib += min((together.whole_mib, *(need_mib(spec, way) for way in ways)))
             shared.update(together.devices, (device.id for way in ways for device in way))
-    whole.sort(key=lambda ways: -max(ways[0].values()))  # the largest first, which has the fewest
+    whole.sort(key=lambda ways: -max(ways[0].values()))  # the largest first: it has the fewest placements
     room = {device.id: max(0, device.usable_mib) for device in devices}
     is_unclear = math.prod(map(len, whole)) > MOST_PLACEMENTS
     return () if is_unclear or _have_room(whole, room, divided_mib, shared) else tuple(pinned)
 
 
 def _have_room(whole: Sequence[Sequence[Room]], room: Room, divided_mib: int, shared: Collection[DeviceId]) -> bool:
-    """Is there a way for each of `whole` that leaves so much of the `shared` devices?"""
+    """Whether all models of `whole` can be placed so that `divided_mib` of the `shared` devices are left."""
     if any(mib < 0 for mib in room.values()) or sum(room[device] for device in shared) < divided_mib:
         return False
     if not whole:
@@ -180,8 +184,8 @@ def _have_room(whole: Sequence[Sequence[Room]], room: Room, divided_mib: int, sh
     return any(_have_room(others, left, divided_mib, shared) for left in rooms)
 
 
-def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
-    """The key that keeps it off all of these devices, and why; None when it fits somewhere."""
+def placement_problem(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
+    """The key because of which the model fits on none of these devices, and the reason; None: it fits."""
     known = {device.id: device for device in devices}
     for name in spec.devices:
         if name not in known:

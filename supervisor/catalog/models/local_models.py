@@ -1,7 +1,7 @@
-"""Models on this machine's disk: those in a file or a folder, and the entry of the configuration for each.
+"""Finds models on this machine's disk, in a file or a folder, and makes a configuration entry for each.
 
 A GGUF file is a model; a split model is its first part; a projector (`mmproj`) belongs to the models beside it. A folder with
-config.json and weights is a model in Hugging Face's layout, whose architecture tells the runtime.
+config.json and weights is a model in Hugging Face's layout; its architecture determines the runtime.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _UNFIT: Final = re.compile(r"[^a-z0-9._-]+")
 _IN_CACHE: Final = re.compile(r"(?:^|.*/)models--(?P<name>[^/]+)/snapshots/[^/]+(?P<rest>/.*)?")  # of the hub
 _WEIGHTS: Final = re.compile(r"(?:(?!adapter_|consolidated).*\.safetensors|pytorch_model.*\.bin)")
-_SAYS_NOTHING: Final = re.compile(
+_MEANINGLESS: Final = re.compile(
     r"|models?|hub|snapshots|workspace|out(?:put)?|merged?|checkpoints?|hf|[0-9a-f]{40}|.{1,2}"
 )
-"""Names that converters write into a file when nobody gave one: mostly the folder's."""
+"""Meaningless names that converters write into files by default, mostly the folder's."""
 _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
     re.IGNORECASE,
@@ -47,7 +47,7 @@ Entry = dict[str, JsonValue]
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One model. `names`: for clients, the best first; `about`: the keys that its files imply."""
+    """A model. `names`: for clients, the best first. `about`: keys that its files imply."""
 
     names: tuple[str, ...]
     path: Path
@@ -61,7 +61,7 @@ class LocalModel:
         return {**self.about, "path": str(self.path), **projector}
 
     def name(self, taken: Container[str]) -> str:
-        """The best name that is not taken, with a number where all are."""
+        """The best free name; if all are taken, one with a number."""
         numbered = (f"{self.names[-1]}-{number}" for number in count(2))
         return next(name for name in chain(self.names, numbered) if name not in taken)
 
@@ -75,7 +75,7 @@ class LocalModel:
 
 
 def by_age(models: Iterable[LocalModel]) -> list[LocalModel]:
-    """The oldest on this disk first: so no name goes over to a file that came later. Blocks on files."""
+    """The models, the oldest on this disk first: so a later file never takes over a name. Blocks on files."""
 
     def since(model: LocalModel) -> int:
         try:
@@ -87,16 +87,16 @@ def by_age(models: Iterable[LocalModel]) -> list[LocalModel]:
 
 
 def is_path(word: str) -> bool:
-    """Does a person mean a file or folder with this, and not a name?"""
-    if word.lower().endswith(GGUF):  # the page of a hub's file ends so, too
+    """Whether this argument is a file or folder, not a name."""
+    if word.lower().endswith(GGUF):  # so may the address of a page on a hub
         return "/" not in word or word.startswith("~") or ("://" not in word and Path(word).exists()) or word[0] in "/."
     return word.startswith(("/", "./", "../", "~")) or ("/" not in word and Path(word).is_dir())
 
 
 def find(place: Path) -> tuple[list[LocalModel], list[str]]:
-    """The models of a file or folder, in the order of their paths, and a line for each that can't be used. Blocks on files.
+    """The models of a file or folder, in the order of their paths, and a line for each unusable model. Blocks on files.
 
-    Raises NotFoundError where there is no such file or folder, or no model in it.
+    Raises NotFoundError if there is no such file or folder, or no model in it.
     """
     place = Path(os.path.abspath(place.expanduser()))  # noqa: PTH100  # links stay as they are named
     if not os.path.exists(place):  # noqa: PTH110  # also where that can't be seen
@@ -107,15 +107,17 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
         raise NotFoundError(f"{place} is no GGUF file{folder}.")
     unread: list[str] = []
     files = list(candidates(place.parent, deep=False) if alone else candidates(place, unread))
-    found, problems = _ggufs([file for file in files if file.suffix.lower() == GGUF], _first(place) if alone else None)
+    found, problems = _gguf_models(
+        [file for file in files if file.suffix.lower() == GGUF], _first_part(place) if alone else None
+    )
     problems += unread
     if not alone:
         indexes = {file.parent: file.name for file in files if file.name in (CONFIG, PIPELINE)}
         for model, index in indexes.items():
             try:
-                found.append(_folder(model, index))
+                found.append(_folder_model(model, index))
             except (ModelUnusableError, OSError) as error:
-                problems.append(_words(error))
+                problems.append(_error_text(error))
     if not found and not problems:
         raise NotFoundError(
             f"{place} has no model in it (GGUF files, Hugging Face folders); one of the hub: llmux add ORG/REPO-GGUF"
@@ -124,15 +126,14 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
 
 
 def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = True) -> Iterator[Path]:
-    """The files that decide which models there are: GGUF files, and config.json and weights of a model's folder. Blocks.
+    """The files that determine the models of a folder: GGUF files, and config.json and weights of model folders. Blocks.
 
-    `deep`: also below the folder, links followed, except in a model's folder. `unread` gets a line for each folder that can't
-    be read.
+    `deep`: also in subfolders, links followed, but not inside a model's folder. `unread` gets a line for each unreadable folder.
     """
 
     def note_error(error: OSError) -> None:
         if unread is not None:
-            unread.append(_words(error))
+            unread.append(_error_text(error))
 
     seen: set[str] = set()
     for where, below, names in os.walk(folder, onerror=note_error, followlinks=True):
@@ -155,7 +156,7 @@ def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = Tr
 
 
 def _folders_in_use(folder: Path, below: Sequence[str]) -> Sequence[str]:
-    """The folders to look into: in the hub's cache the version in use, in any other folder all of them."""
+    """The subfolders to search: in the hub's cache only the version in use, else all."""
     if folder.name != "snapshots":
         return below
     try:
@@ -165,8 +166,8 @@ def _folders_in_use(folder: Path, below: Sequence[str]) -> Sequence[str]:
     return [used] if used in below else below
 
 
-def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel], list[str]]:
-    """The models among these files, or of them only `wanted`, and a line for each that can't be used."""
+def _gguf_models(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel], list[str]]:
+    """The models among these files, or only `wanted`, and a line for each unusable file."""
     models: dict[Path, str] = {}
     projectors: list[Path] = []
     problems: list[str] = []
@@ -176,8 +177,8 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
         try:
             metadata = gguf_meta.read(file)
             problem = gguf_meta.cut_short(file)
-        except (ModelUnusableError, OSError) as error:  # it may go while it is read
-            problem = _words(error)
+        except (ModelUnusableError, OSError) as error:  # it may be deleted meanwhile
+            problem = _error_text(error)
         if problem is not None:
             problems += [problem] if wanted in (None, file) else []
         elif metadata.architecture == PROJECTOR:
@@ -192,7 +193,7 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
         LocalModel(
             _names(named, _PART.sub("", file.name).lower().removesuffix(GGUF)),
             file,
-            _projector(file, models, projectors),
+            _projector_of(file, models, projectors),
             purpose(file),
         )
         for file, named in models.items()
@@ -201,8 +202,8 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
     return found, problems
 
 
-def _folder(folder: Path, index: str) -> LocalModel:
-    """A model in Hugging Face's layout. Raises ModelUnusableError where it isn't whole, or no runtime is sure to run it."""
+def _folder_model(folder: Path, index: str) -> LocalModel:
+    """A model in Hugging Face's layout. Raises ModelUnusableError if it is incomplete, or if its runtime is unclear."""
     cached = _IN_CACHE.fullmatch(str(folder))
     names = _names("", folder.name if cached is None else cached["name"].rpartition("--")[2])
     if index == PIPELINE:
@@ -218,12 +219,12 @@ def _folder(folder: Path, index: str) -> LocalModel:
     return LocalModel(names, folder, about=about)
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
-    """The runtime of a folder with a model of these architectures and with these files; None where that isn't clear."""
+    """The runtime of a folder with a model of these architectures and with these files; None if it is unclear."""
     from runtimes.embeddings.adapter import SEEING  # noqa: PLC0415  # the daemon needs it only for such folders
     from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH  # noqa: PLC0415
 
@@ -239,7 +240,7 @@ def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | N
 
 
 def purpose(path: Path) -> Entry:
-    """The keys of an entry that state a GGUF file's purpose; none for a language model, or where the file can't be read."""
+    """The keys of an entry for a GGUF file's purpose; none for a language model, or an unreadable file."""
     try:
         metadata = gguf_meta.read(path)
     except ModelUnusableError:
@@ -251,7 +252,7 @@ def purpose(path: Path) -> Entry:
 
 
 def quantisation(stem: str) -> str:
-    """`Qwen3-8B-Q4_K_M` → `Q4_K_M`; where only the folder tells it, that; empty where nothing does."""
+    """`Qwen3-8B-Q4_K_M` → `Q4_K_M`, from the name of the file or else of its folder; empty if neither has one."""
     for part in reversed(stem.split("/")[-2:]):
         if (found := _QUANTISATION.search(part)) is not None:
             return found[1].upper()
@@ -259,10 +260,10 @@ def quantisation(stem: str) -> str:
 
 
 def _names(declared: str, stem: str) -> tuple[str, ...]:
-    """The name in its metadata, the same with its quantisation, the file's; without the first two where they say nothing."""
+    """Names: from the metadata, the same with the quantisation, and the file's. Only the file's if the first is meaningless."""
     own = _slug(declared)
     file = _slug(stem) or "model"
-    if _SAYS_NOTHING.fullmatch(own):
+    if _MEANINGLESS.fullmatch(own):
         return (file,)
     quant = quantisation(stem).lower()
     return tuple(dict.fromkeys((own, *([f"{own}-{quant}"] if quant else []), file)))
@@ -272,13 +273,13 @@ def _slug(text: str) -> str:
     return _UNFIT.sub("-", text.lower()).strip("-._")[:100]
 
 
-def _first(file: Path) -> Path:
-    """The first part of a split model, of which this may be any."""
+def _first_part(file: Path) -> Path:
+    """The first part of a split model, of which `file` may be any part."""
     return file.with_name(_PART.sub(lambda part: f"-00001-of-{part[2]}{GGUF}", file.name))
 
 
-def _projector(model: Path, models: Collection[Path], projectors: Sequence[Path]) -> Path | None:
-    """The one in its folder: the only one, or the one whose name has most in common; of none where models share several."""
+def _projector_of(model: Path, models: Collection[Path], projectors: Sequence[Path]) -> Path | None:
+    """The model's projector in its folder: the only one, or the one with the most similar name. None if that is unclear."""
     beside = [one for one in projectors if one.parent == model.parent]
     if len(beside) <= 1:
         alone = sum(other.parent == model.parent for other in models) == 1
@@ -289,7 +290,7 @@ def _projector(model: Path, models: Collection[Path], projectors: Sequence[Path]
 
 
 def _common_prefix_length(projector: Path, model: Path) -> int:
-    """How many letters of the model's name the projector's has, behind what all projectors are called."""
+    """The length of the common prefix of both names, after the "mmproj" of the projector's."""
     stem = re.sub(r"^mmproj[-_.]?|[-_.]mmproj", "", projector.stem, flags=re.IGNORECASE).lower()
     return next(
         (at for at, (one, other) in enumerate(zip(stem, model.stem.lower(), strict=False)) if one != other), len(stem)

@@ -1,7 +1,7 @@
-"""Settings that an operator gives a model for its next loads, without a change of the file.
+"""Settings of an operator for a model's next loads, without a change of the file.
 
-The runtime says which keys may be set and what they may be (`Adapter.overridable`); the whole configuration is then
-validated and checked like one from a file, so that an override can't say what the file could not.
+The runtime defines the allowed keys and values (`Adapter.overridable`). The whole configuration is then validated and checked
+as if it came from a file, so that an override can't set anything that a file couldn't.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from supervisor.errors import InvalidRequestError
 
 _BACKEND: Final = re.compile("^(llama_server|gguf|exllama|vllm)_")  # begins a key of llm-pool's
 _RUNTIMES: Final = {"gguf": ("llama_cpp",), "exllama": ("exllamav3",), "vllm": ("vllm", "vllm_serve")}
-"""Our runtimes for those of llm-pool's backends that have other names there."""
+"""Our runtimes for llm-pool's backends with other names."""
 _PLACE = Place(Source(Layer.FLAG, "overrides", Path()))
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A model with an operator's settings, and its specs for the core: with them, and without them."""
+    """A model with an operator's settings, and its specs for the core: `spec` with them, `base` without them."""
 
     model: CatalogModel
     values: Mapping[str, JsonValue]
@@ -37,7 +37,7 @@ class Override:
 
 
 def renamed(model: CatalogModel, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """`values` with llm-pool's names and words replaced by ours, as far as they belong to the model's own backend."""
+    """`values` with llm-pool's names and words replaced by ours, if they belong to the model's own backend."""
     allowed = model.adapter.overridable(model.as_configured)
     own: dict[str, JsonValue] = {}
     for key, value in values.items():
@@ -78,7 +78,7 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
 
 
 def _range_violation(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
-    """How a value exceeds the range allowed for a load, which may be narrower than in the file; None: it doesn't."""
+    """The violation of the range allowed for a load, which may be narrower than in a file; None: there is none."""
     choices = constraint.get("enum")
     if isinstance(choices, list) and value is not None and value not in choices:
         return f"expected one of {', '.join(map(str, choices))}, got {value}"

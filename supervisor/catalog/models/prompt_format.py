@@ -1,9 +1,9 @@
-"""Prompt formats: whether the worker or llmux writes a model's prompts, and what a conversation may contain then.
+"""Prompt formats: whether the worker or llmux writes a model's prompts, and the limits of conversations in these formats.
 
-Most models bring a chat template, and their worker writes the prompts. A model with a `prompt_format` may lack one, or have
-one that is wrong for it: then llmux writes the prompts (`supervisor.gateway.prompts`), and the worker only completes texts.
-A worker's own template is better where it is one of the same family: it knows tools and pictures. It is recognised by a word
-that only templates of that family have.
+Most models have a chat template, and their worker writes the prompts. A model with a `prompt_format` may have no template, or
+a wrong one: then llmux writes the prompts (`supervisor.gateway.prompts`), and the worker only completes texts. A worker's own
+template of the same family is better, since it supports tools and pictures. It is recognised by a word that only templates of
+that family have.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ COMPLETIONS: Final = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """One format. The fields about requests hold where llmux writes the prompts."""
+    """A format. The fields about requests apply if llmux writes the prompts."""
 
     name: PromptFormatName
     stop: tuple[str, ...] = ()  # strings that end an answer, beside those of the request
-    own: str | None = None  # a word that is in a worker's template of this family; None: no worker's is used
+    own: str | None = None  # a word that marks a worker's template of this family; None: no worker's template is used
     multi_turn: bool = True
     thinks: bool | None = None  # unless a request says otherwise; None: it never does
 
     @property
     def translates(self) -> bool:
-        """Is the format for translations, whose requests name languages?"""
+        """Whether this is a format for translations, whose requests name languages."""
         return self.name == "translategemma_template"
 
     @property
@@ -40,7 +40,7 @@ class PromptFormat:
         return None if self.thinks is None else CHAT_TEMPLATE
 
     def limited(self, capabilities: Capabilities) -> Capabilities:
-        """The capabilities of a model with this format, whose worker would have the given ones."""
+        """The given capabilities of a worker, limited to this format."""
         return replace(
             capabilities,
             modalities=("text",),
@@ -51,7 +51,7 @@ class PromptFormat:
         )
 
     def endpoints(self, endpoints: Collection[Endpoint]) -> frozenset[Endpoint]:
-        """The endpoints that remain of a worker's: all that don't use its template, and chats by way of its completions."""
+        """The usable endpoints of a worker: all without its template, and chats by its completions endpoint."""
         kept = {endpoint for endpoint in endpoints if endpoint.meaning.prompt is None}
         found = (endpoint for endpoint in kept if endpoint.path == COMPLETIONS)
         return frozenset(kept | {Endpoint(CHAT, upstream_path=one.upstream_path or one.path) for one in found})

@@ -1,7 +1,7 @@
 """The assembly's part for names that stand for a model and changes to its requests: virtual models and tasks.
 
-A task's candidate may itself be a virtual model. Both are compiled into one rewrite: the candidate's words are laid over
-those of the virtual model, key by key.
+A task's candidate may itself be a virtual model. Both are compiled into one rewrite: the candidate's values override those of
+the virtual model, key by key.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from supervisor.catalog.sections.tasks import CandidateConfig, TaskConfig
 S = TypeVar("S", bound=BaseModel)
 
 Models = Mapping[str, CatalogModel | None]
-"""Every model of the file; None for one that is not valid."""
+"""Every model of the file; None for an invalid one."""
 
 
 class PublicNames(abc.ABC):
-    """The part of the assembly that reads the two sections; the abstract methods are those that it needs of the rest."""
+    """The part of the assembly that reads the two sections. It needs the abstract methods of the other part."""
 
     @abc.abstractmethod
-    def _problem(self, node: Node, trail: Trail, message: str) -> None: ...
+    def _report(self, node: Node, trail: Trail, message: str) -> None: ...
 
     @abc.abstractmethod
-    def _missing(self, node: Node, trail: Trail, message: str) -> None:
-        """Report a name that stands for a model that isn't there."""
+    def _report_missing(self, node: Node, trail: Trail, message: str) -> None:
+        """Report a name of a missing model."""
 
     @abc.abstractmethod
-    def _table(self, name: str) -> Mapping[str, Node]: ...
+    def _section_entries(self, name: str) -> Mapping[str, Node]: ...
 
     @abc.abstractmethod
     def _check_name(self, name: str, node: Node, trail: Trail) -> None: ...
@@ -48,12 +48,12 @@ class PublicNames(abc.ABC):
     # ------------------------------------------------------------------------------------------------- virtual models
 
     def _virtual_models(self, models: Models) -> dict[str, VirtualModel]:
-        section = self._table("virtual_models")
+        section = self._section_entries("virtual_models")
         virtual: dict[str, VirtualModel] = {}
         for name, node in section.items():
             trail = ("virtual_models", name)
             self._check_name(name, node, trail)
-            unfolded = self._unfolded(node, trail)
+            unfolded = self._with_plain_keys(node, trail)
             config = self._validated(VirtualModelConfig, unfolded, trail)
             if config is None:
                 continue
@@ -63,22 +63,24 @@ class PublicNames(abc.ABC):
                     if config.model in section
                     else f'no model "{config.model}"{suggestion(config.model, models, what="there is")}'
                 )
-                self._missing(find(unfolded, ("model",))[0], (*trail, "model"), message)
+                self._report_missing(find(unfolded, ("model",))[0], (*trail, "model"), message)
                 continue
             if name in models and name != config.model:
-                self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
+                self._report(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
             model = models[config.model]
-            if model is not None and not model.config.enabled and name != config.model:  # its own name goes with it
+            if (
+                model is not None and not model.config.enabled and name != config.model
+            ):  # a virtual model of the same name is disabled with it
                 message = (
                     f'the model "{config.model}" is disabled, so nothing would answer: enable it, or remove this name'
                 )
-                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
+                self._report(find(unfolded, ("model",))[0], (*trail, "model"), message)
             if model is not None and model.config.enabled:
                 rewrite = self._rewrite(config, model, node, trail)
                 virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)
         return virtual
 
-    def _unfolded(self, node: Node, trail: Trail) -> Node:
+    def _with_plain_keys(self, node: Node, trail: Trail) -> Node:
         """The node with `physical` renamed to `model`, and the keys below `params` moved up beside it."""
         if not isinstance(node, Table):
             return node
@@ -88,12 +90,12 @@ class PublicNames(abc.ABC):
         if isinstance(params, Table):
             moved.update(params.entries)
         elif params is not None:
-            self._problem(params, (*trail, "params"), "expected a mapping")
+            self._report(params, (*trail, "params"), "expected a mapping")
         if "physical" in entries:
             moved["model"] = entries.pop("physical")
         for key, value in moved.items():
             if key in entries:
-                self._problem(value, trail, f'"{key}" is given twice')
+                self._report(value, trail, f'"{key}" is given twice')
             entries[key] = value
         return replace(node, entries=entries)
 
@@ -106,7 +108,7 @@ class PublicNames(abc.ABC):
                     f"the runtime {model.adapter.name}" if model.prompts is None else f"its {model.prompts.name} format"
                 )
                 message = f'"enable_thinking": {what} has no such switch for {model.id}'
-                self._problem(node, trail, message)
+                self._report(node, trail, message)
             else:
                 thinking = switch.enabled if config.enable_thinking else switch.disabled
         return Rewrite.compile(
@@ -122,10 +124,10 @@ class PublicNames(abc.ABC):
 
     def _tasks(self, models: Models, virtual: Mapping[str, VirtualModel]) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
-        for name, node in self._table("tasks").items():
+        for name, node in self._section_entries("tasks").items():
             trail = ("tasks", name)
             self._check_name(name, node, trail)
-            config = self._validated(TaskConfig, self._spelt_out(node, trail), trail)
+            config = self._validated(TaskConfig, self._with_candidate_tables(node, trail), trail)
             if config is None:
                 continue
             found = [
@@ -141,7 +143,7 @@ class PublicNames(abc.ABC):
                 )
         return tasks
 
-    def _spelt_out(self, node: Node, trail: Trail) -> Node:
+    def _with_candidate_tables(self, node: Node, trail: Trail) -> Node:
         """The task's node with each candidate as a mapping: a name alone is its `model`."""
         listed = node.entries.get("candidates") if isinstance(node, Table) else None
         if not isinstance(node, Table) or not isinstance(listed, Items):
@@ -149,7 +151,7 @@ class PublicNames(abc.ABC):
         nodes = (
             Table({"model": one}, one.place)
             if isinstance(one, Leaf)
-            else self._unfolded(one, (*trail, "candidates", at))
+            else self._with_plain_keys(one, (*trail, "candidates", at))
             for at, one in enumerate(listed.nodes)
         )
         return replace(node, entries={**node.entries, "candidates": replace(listed, nodes=tuple(nodes))})
@@ -162,23 +164,23 @@ class PublicNames(abc.ABC):
         virtual_model = virtual.get(config.model)
         if virtual_model is None and config.model not in models:
             known = (*models, *virtual)
-            if config.model in self._table("virtual_models"):
-                return None  # what is wrong with it was said
+            if config.model in self._section_entries("virtual_models"):
+                return None  # its problems were reported
             what = f'no model or virtual model "{config.model}"{suggestion(config.model, known, what="there is")}'
-            self._missing(at, place, what)
+            self._report_missing(at, place, what)
             return None
         model = models[config.model] if virtual_model is None else virtual_model.model
         if model is None:
             return None
         if not model.config.enabled:
-            self._problem(at, place, f'the model "{config.model}" is disabled: enable it, or take it off the list')
+            self._report(at, place, f'the model "{config.model}" is disabled: enable it, or take it off the list')
             return None
-        laid_over = config if virtual_model is None else _laid_over(virtual_model.config, config)
-        return Route(config.model, model, self._rewrite(laid_over, model, at, place))
+        parameters = config if virtual_model is None else _merged(virtual_model.config, config)
+        return Route(config.model, model, self._rewrite(parameters, model, at, place))
 
 
-def _laid_over(below: ParametersConfig, above: ParametersConfig) -> ParametersConfig:
-    """The parameters of both; where they differ, those of `above` count."""
+def _merged(below: ParametersConfig, above: ParametersConfig) -> ParametersConfig:
+    """The merged parameters; where both set a value, `above` wins."""
     first = {key: getattr(above, key) for key in ("enable_thinking", "system_prompt_prefix")}
     chosen = {key: getattr(below, key) if value is None else value for key, value in first.items()}
     return ParametersConfig(

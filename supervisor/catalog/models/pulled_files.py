@@ -13,7 +13,7 @@ from supervisor.host.hub.hub_download import forget, recorded
 
 
 def pulled(catalog: Catalog, wanted: CatalogModel) -> tuple[Path, list[str]]:
-    """The folder and the names of the files that `llmux pull` got for this model alone."""
+    """The folder and the names of the files that `llmux pull` fetched only for this model."""
     source = wanted.config.source
     if source is None:
         return Path(), []
@@ -28,13 +28,13 @@ def delete(folder: Path, names: list[str], models_dir: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     forget(folder, names)
     emptied = {place for name in names for place in (folder / name).parents if models_dir in place.parents}
-    for place in sorted(emptied, reverse=True):  # what lies in another comes before it
+    for place in sorted(emptied, reverse=True):  # subfolders first
         with contextlib.suppress(OSError):  # not empty
             place.rmdir()
 
 
 def _files_of_others(catalog: Catalog, removed: CatalogModel, folder: Path) -> Iterator[str]:
-    """The files in this folder that other models have."""
+    """The files in this folder that other models use."""
     for other in catalog.models.values():
         source = other.config.source
         if other is removed or source is None:

@@ -1,15 +1,16 @@
 """The changes that a virtual model makes to a request, compiled once and applied to the request's top-level fields.
 
-The values of the fields are unparsed JSON: untouched fields leave byte for byte as they came, and an image of ten
-megabytes is skipped over, not decoded. Order of work: `strip` takes the client's fields away, `defaults`
-fill what the client didn't send, `force` and the thinking switch overrule it, the system prompt gets its prefix, and
-the model gets the name its worker knows. `chat_template_kwargs` and the objects of the thinking switch merge key by
-key; every other value is replaced whole, because half of somebody else's `response_format` is worse than none.
+The values of the fields are unparsed JSON: untouched fields are sent byte for byte as received, and an image of ten
+megabytes is skipped, not decoded. The order: `strip` removes the client's fields, `defaults` set missing fields, `force`
+and the thinking switch overwrite fields, the system prompt gets its prefix, and the model gets the name that its worker
+knows. `chat_template_kwargs` and the objects of the thinking switch merge key by key; every other value is replaced as a
+whole, because half of a client's `response_format` is worse than none.
 
-A form is changed likewise: `form_fields()` says which fields get which text.
+A form is changed likewise: `form_fields()` returns the new texts of its fields.
 
-Fields go to endpoints that run the model; the thinking switch and the prefix to endpoints that render a prompt, those
-that only count its tokens included, so that what is counted is what is run. Elsewhere only the model's name is touched.
+Fields apply to endpoints that run the model. The thinking switch and the prefix apply to endpoints that render a prompt,
+also to those that only count its tokens, so that the counted prompt equals the run one. Elsewhere only the model's name
+is changed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Patch:
         for key, value in self.whole.items():
             fields.setdefault(key, value)
         for key, values in self.merged.items():
-            fields[key] = msgspec.Raw(_encode(values | _object(fields, key)))
+            fields[key] = msgspec.Raw(_encode(values | _object_at(fields, key)))
 
     def texts(self) -> dict[str, tuple[str, ...]]:
         """The changed fields of a form, as `form_fields` needs them: nothing can be merged there, and null is no value."""
@@ -68,13 +69,13 @@ class _Patch:
         for key, raw in (*self.whole.items(), *((key, _encode(values)) for key, values in self.merged.items())):
             value = msgspec.json.decode(raw)
             values = value if isinstance(value, list) else [] if value is None else [value]
-            texts[key] = tuple(map(_text, values))
+            texts[key] = tuple(map(_form_text, values))
         return texts
 
     def overrule(self, fields: Fields) -> None:
         fields.update(self.whole)
         for key, values in self.merged.items():
-            fields[key] = msgspec.Raw(_encode(_object(fields, key) | values))
+            fields[key] = msgspec.Raw(_encode(_object_at(fields, key) | values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,7 @@ class Rewrite:
     force: _Patch = _Patch()
     thinking: _Patch = _Patch()
     system_prompt_prefix: str | None = None
-    outside_body: Mapping[str, msgspec.Raw] = field(
-        default_factory=dict
-    )  # what the request says elsewhere than in its body
+    outside_body: Mapping[str, msgspec.Raw] = field(default_factory=dict)  # fields in the request's headers
 
     @classmethod
     def compile(
@@ -102,7 +101,7 @@ class Rewrite:
         thinking: Mapping[str, JsonValue] | None = None,
         system_prompt_prefix: str | None = None,
     ) -> Rewrite:
-        """`thinking`: the fields of the adapter that switch it as wanted."""
+        """`thinking`: the adapter's fields for the wanted state of the thinking switch."""
         return cls(
             upstream_model,
             frozenset(strip),
@@ -113,18 +112,18 @@ class Rewrite:
         )
 
     def with_defaults(self, values: Mapping[str, JsonValue]) -> Rewrite:
-        """The rewrite for a client with defaults of its own, which come before these. Stripped fields stay stripped."""
+        """The rewrite with a client's own defaults, which win over these. Stripped fields stay stripped."""
         own = _Patch.compile({key: value for key, value in values.items() if key not in self.strip})
         merged = {key: {**self.defaults.merged.get(key, {}), **value} for key, value in own.merged.items()}
         both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
         return replace(self, defaults=both)
 
     def gives(self, names: frozenset[str]) -> bool:
-        """May it give a request one of these fields?"""
+        """Whether the rewrite may set one of these fields."""
         return not (names.isdisjoint(self.defaults.whole) and names.isdisjoint(self.force.whole))
 
     def value(self, name: str, own: bytes | None) -> bytes | None:
-        """The final value of this field, as JSON, in a request that runs the model. `own`: the value that it came with."""
+        """The final value of this field, as JSON, in a request that runs the model. `own`: the client's value."""
         if name in self.force.whole:
             return bytes(self.force.whole[name])
         if own is not None and name not in self.strip:
@@ -132,17 +131,17 @@ class Rewrite:
         return None if (default := self.defaults.whole.get(name)) is None else bytes(default)
 
     def switches(self, thinking: Thinking) -> bool | None:
-        """Does the rewrite switch reasoning on or off, whatever the client says? None: it leaves that to the client."""
+        """Whether the rewrite forces reasoning on or off; None: the client decides."""
         if not self.thinking:
             return None
         return self.thinking == _Patch.compile(thinking.enabled, merge_all=True)
 
     def with_outside_body(self, values: Mapping[str, JsonValue]) -> Rewrite:
-        """The rewrite for a request with these values in its headers, which count as its own fields."""
+        """The rewrite for a request with these values in its headers, which count as fields of its body."""
         return replace(self, outside_body={key: _raw(value) for key, value in values.items()})
 
     def touches(self, endpoint: Endpoint) -> bool:
-        """May it change a body sent there?"""
+        """Whether the rewrite may change a body sent to this endpoint."""
         return (
             self.upstream_model is not None
             or bool(self.outside_body)
@@ -153,7 +152,7 @@ class Rewrite:
     def apply(self, fields: Fields, endpoint: Endpoint) -> None:
         """Change the fields of a JSON request to `endpoint`.
 
-        Raises InvalidRequestError: a field that must be an object to be merged into isn't one.
+        Raises InvalidRequestError for a field that must be an object, to merge into, but isn't.
         """
         fields.update(self.outside_body)
         if endpoint.meaning.role == "run":
@@ -164,24 +163,28 @@ class Rewrite:
         if endpoint.meaning.prompt is not None:
             self.thinking.overrule(fields)
             if self.system_prompt_prefix is not None:
-                _prefix(fields, endpoint.meaning.prompt, self.system_prompt_prefix)
+                _add_prefix(fields, endpoint.meaning.prompt, self.system_prompt_prefix)
         if self.upstream_model is not None:
             fields["model"] = _raw(self.upstream_model)
 
     def form_fields(self, names: Collection[str], endpoint: Endpoint) -> dict[str, tuple[str, ...]]:
-        """The fields that change in a multipart form with fields of these `names`, and their new values; none: it goes.
+        """The changed fields of a multipart form with fields of these `names`, and their new values; no value: removed.
 
-        Lists become as many fields, objects JSON. `x` stands for `x[]` as well, which is how clients write lists.
+        A list becomes several fields, an object becomes JSON. `x` means `x[]` as well, since clients write lists so.
         """
         if not self.touches(endpoint):
             return {}
         changed: dict[str, tuple[str, ...]] = {}
         if endpoint.meaning.role == "run":
-            kept = {_plain(name) for name in names} - {_plain(name) for name in self.strip}
+            kept = {_without_brackets(name) for name in names} - {_without_brackets(name) for name in self.strip}
             forced = self.force.texts()
-            set_here = {key: value for key, value in self.defaults.texts().items() if _plain(key) not in kept} | forced
-            removed = {_plain(key) for key in (*self.strip, *set_here)}
-            changed = set_here | {name: () for name in names if _plain(name) in removed and name not in set_here}
+            set_here = {
+                key: value for key, value in self.defaults.texts().items() if _without_brackets(key) not in kept
+            } | forced
+            removed = {_without_brackets(key) for key in (*self.strip, *set_here)}
+            changed = set_here | {
+                name: () for name in names if _without_brackets(name) in removed and name not in set_here
+            }
         if self.upstream_model is not None:
             changed["model"] = (self.upstream_model,)
         return changed
@@ -190,11 +193,11 @@ class Rewrite:
 NO_REWRITE: Final = Rewrite()
 
 
-def _plain(name: str) -> str:
+def _without_brackets(name: str) -> str:
     return name.removesuffix("[]")
 
 
-def _text(value: JsonValue) -> str:
+def _form_text(value: JsonValue) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
 
 
@@ -212,28 +215,28 @@ _NULL: Final = msgspec.Raw(b"null")
 _OPENING: Final = re.compile(rb"\[\s*")
 
 
-def _prefix(fields: Fields, name: str, prefix: str) -> None:
+def _add_prefix(fields: Fields, name: str, prefix: str) -> None:
     if name != "messages":
-        _prefix_text(fields, name, prefix)
+        _add_prefix_to_text(fields, name, prefix)
         return
     try:
         roles = [bytes(message.role) for message in _roles(fields.get("messages", _NULL))]
     except msgspec.ValidationError:
-        return  # no list of messages: the worker's own answer says it best
+        return  # no list of messages: the worker reports that best
     index = next((i for i, role in enumerate(roles) if role in _SYSTEM_ROLES), None)
     if index is None:
         message = _encode({"role": "system", "content": prefix})
         fields["messages"] = _put_first(fields["messages"], message)
         return
     messages = _elements(fields["messages"])
-    system = _object_of(messages[index])
-    _prefix_text(system, "content", prefix)
+    system = _decode_object(messages[index])
+    _add_prefix_to_text(system, "content", prefix)
     messages[index] = msgspec.Raw(_encode(system))
     fields["messages"] = msgspec.Raw(_encode(messages))
 
 
-def _prefix_text(fields: Fields, name: str, prefix: str) -> None:
-    """Text and lists of content parts get it in front; nothing at all becomes the prefix; the rest stays."""
+def _add_prefix_to_text(fields: Fields, name: str, prefix: str) -> None:
+    """Put the prefix before text and lists of content parts, or in place of a missing value; other types stay."""
     value = fields.get(name, _NULL)
     match bytes(memoryview(value)[:1]):
         case b"n":
@@ -256,15 +259,15 @@ def _put_first(array: msgspec.Raw, item: bytes) -> msgspec.Raw:
     return msgspec.Raw(b"".join((b"[", item, b"" if bytes(rest[:1]) == b"]" else b",", rest)))
 
 
-def _object(fields: Fields, name: str) -> Fields:
+def _object_at(fields: Fields, name: str) -> Fields:
     value = fields.get(name)
     if value is None or bytes(value) == b"null":
         return {}
     try:
-        return _object_of(value)
+        return _decode_object(value)
     except msgspec.DecodeError as error:
         raise InvalidRequestError(f'"{name}" must be an object.', param=name) from error
 
 
-def _object_of(value: msgspec.Raw) -> Fields:
+def _decode_object(value: msgspec.Raw) -> Fields:
     return _decode(value)

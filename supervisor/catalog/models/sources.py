@@ -1,4 +1,4 @@
-"""The places of files from a hub: `llmux pull` puts a model's files there, so its `path` may be left out.
+"""The paths of files from a hub: `llmux pull` puts a model's files there, so its `path` may be left out.
 
     <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
     <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a model by itself; else it is the folder
@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(
 )
 
 
-def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
+def source_paths(model: Table, models_dir: Path) -> Mapping[str, Node]:
     """The paths that follow from the model's `source`; none without a valid one. The model's own keys win."""
     source = plain(model.entries["source"]) if "source" in model.entries else None
     if not isinstance(source, dict) or not isinstance(repo := source.get("repo"), str):
@@ -47,8 +47,8 @@ def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
     return {key: Leaf(str(path), place) for key, path in paths.items()}
 
 
-def named(model: Table, config: type[ModelConfig]) -> Table:
-    """The model with the `source` that a short name among its keys stands for, unless it has one of its own."""
+def with_source(model: Table, config: type[ModelConfig]) -> Table:
+    """The model with the `source` that one of its short keys stands for, unless it has a `source`."""
     found = None if "source" in model.entries else config.source_of({k: plain(v) for k, v in model.entries.items()})
     if found is None:
         return model
@@ -96,12 +96,12 @@ def _repo_at(path: Path, models_dir: Path) -> str | None:
 
 
 def is_missing(config: ModelConfig, problem: str = "path") -> bool:
-    """Would fetching its source mend this problem, which begins with its key?"""
+    """Whether fetching the model's source would solve this problem, which begins with its key."""
     return config.source is not None and problem.startswith(_FETCHED)
 
 
 def files_of(config: ModelConfig) -> Iterator[tuple[str, Path]]:
-    """The files and folders that a worker loads as a model, by their keys. Names on a hub are none."""
+    """The files and folders that a worker loads, with their keys. Names on a hub are left out."""
     for key in MODEL_FILES:
         value = getattr(config, key, None)
         for each in value if isinstance(value, list) else [value]:

@@ -1,7 +1,7 @@
-"""The section `clients`: a profile for the requests of each client, and limits, which an API key may have as well.
+"""The section `clients`: a profile for each client's requests, and limits, which an API key may have as well.
 
-A client is a tenant by the name of its entry. The entry `default` fills in keys that the others leave open, and holds for
-all clients without an entry.
+The name of an entry is the name of a tenant. The entry `default` sets keys that the others leave open, and applies to all
+clients without an entry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rate_of(text: str) -> Rate:
     return Rate(int(found[1]), _PERIODS[found[2][0]])
 
 
-def _checked(text: object) -> object:
+def _check_rate(text: object) -> object:
     if isinstance(text, str):
         rate_of(text)
     elif isinstance(text, int) and not isinstance(text, bool):
@@ -38,7 +38,7 @@ def _checked(text: object) -> object:
     return text
 
 
-RateText = Annotated[str, BeforeValidator(_checked), Field(json_schema_extra={"pattern": f"^{_RATE.pattern}$"})]
+RateText = Annotated[str, BeforeValidator(_check_rate), Field(json_schema_extra={"pattern": f"^{_RATE.pattern}$"})]
 
 
 class Limited(Section):

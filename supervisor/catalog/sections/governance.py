@@ -1,4 +1,4 @@
-"""The key `server.governance`: the signers who must agree before a model is loaded or unloaded, or a cache is flushed."""
+"""The key `server.governance`: signers who must agree to loads and unloads of models, and to flushes of caches."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class GovernanceConfig(BaseModel):
         return self
 
     def exposures(self) -> Iterator[str]:
-        """The problems of those key files that exist and that others can read or change. Blocks."""
+        """Problems of existing key files that others can read or change. Blocks."""
         for path in self.signer_keys.values() or (self.key_file,):
-            with contextlib.suppress(OSError):  # no operation is allowed until it can be read
+            with contextlib.suppress(OSError):  # an unreadable key allows no operation
                 if (problem := exposure(path.expanduser(), is_secret=True)) is not None:
                     yield problem
 
     @property
     def all_signers(self) -> frozenset[str]:
-        """The names of all who may sign; empty: anybody who has the shared key."""
+        """The names of all allowed signers; empty: any holder of the shared key."""
         return frozenset(self.signer_keys or self.signers)
 
 

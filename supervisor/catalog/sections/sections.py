@@ -30,7 +30,7 @@ class Section(BaseModel):
 
 
 Priority = Literal["high", "normal", "low"] | Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)]
-"""How urgent a request is, lower is more; `core.demand.priority_of` makes a number of it."""
+"""How urgent a request is; lower is more urgent. `core.demand.priority_of` converts it to a number."""
 TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
@@ -108,7 +108,7 @@ class MediaConfig(Section):
 
 
 def _one_address(value: object) -> object:
-    """The address without brackets. Raises ValueError for anything but one address of the network."""
+    """The address without brackets. Raises ValueError for anything but one network address."""
     if isinstance(value, list) or (isinstance(value, str) and ("," in value or len(value.split()) > 1)):
         raise ValueError(
             "llmux listens on one address; 0.0.0.0 is all of IPv4, and :: all there are, and both need keys"
@@ -307,7 +307,7 @@ class ServerConfig(Section):
 
     @property
     def reports_caches(self) -> bool:
-        """Does every answer of inference have headers about the cache of prompts? A model runner's clients look for them."""
+        """Whether every inference response has headers about the prompt cache, which clients of a model runner expect."""
         return self.health == "runner"
 
 
@@ -317,7 +317,7 @@ LoadedByType = Annotated[int, Field(ge=1, le=1000)]
 
 
 def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
-    """The seconds as the scheduler takes them: `never` is an infinite time."""
+    """The seconds for the scheduler: `never` is an infinite time."""
     return math.inf if drain_s == "never" else drain_s
 
 
@@ -529,13 +529,13 @@ class LimitsConfig(JobsConfig, _KeptConfig, Section):
     )
 
     def limits(self) -> Limits:
-        """The numbers that the scheduler takes."""
+        """The limits for the scheduler."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
         aging_s = math.inf if self.aging_s == "never" else self.aging_s
         return Limits(**numbers | {"aging_s": aging_s, "drain_s": drain_seconds(self.drain_s)})
 
     def bodies_bytes(self, memory_mib: int) -> int:
-        """The bytes that all bodies may take together on a machine with so much memory: never less than the largest body."""
+        """The bytes for all bodies together on a machine with this memory: at least the largest body."""
         share_mib = min(memory_mib // 8, 1024) if self.bodies_mib is None else self.bodies_mib
         return max(share_mib, self.body_mib) << 20
 
@@ -550,7 +550,7 @@ class LimitsConfig(JobsConfig, _KeptConfig, Section):
         return (self.default_model,) if isinstance(self.default_model, str) else tuple(self.default_model)
 
     def policy(self) -> Policy:
-        """How models compete for memory."""
+        """The policy by which models compete for memory."""
         return Policy(Eviction(self.eviction), dict(self.max_loaded), admission=self.admission)
 
 
@@ -605,7 +605,7 @@ class DeviceConfig(Section):
 
     @property
     def id(self) -> DeviceId | None:
-        """The device's name in models and the API; None where only the driver knows the number of a UUID."""
+        """The device's name in models and the API; None for a UUID, whose number only the driver knows."""
         return None if self.uuid is not None else DeviceId(KINDS[self.kind].device_id(self.index))
 
     @property
@@ -669,7 +669,7 @@ class VirtualModelConfig(ParametersConfig):
 
 
 CONFIGURED: Final = "configured"
-"""Stands for "no set", so no set may be called so."""
+"""Means "no set", so no set may have this name."""
 
 
 class SetConfig(Section):

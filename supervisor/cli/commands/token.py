@@ -62,15 +62,15 @@ def token_sign(
     try:
         key = read_key(path)
         found = (
-            op_tokens.begin(operation, _parse_fields(assignments), signers) if operation else op_tokens.opened(begun)
+            op_tokens.begin(operation, _parse_fields(assignments), signers) if operation else op_tokens.parse_token(begun)
         )
-        signed = op_tokens.signed(found, key, own)
+        signed = op_tokens.with_signature(found, key, own)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{error.strerror}: {path}" if isinstance(error, OSError) else str(error)) from error
     if as_json:
         print_json(signed)
     else:
-        click.echo(op_tokens.packed(signed))
+        click.echo(op_tokens.to_text(signed))
 
 
 def _parse_fields(assignments: Sequence[str]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def _paths_of_source(values: Values) -> Values:
     """The paths that follow from a model's `source`, if any."""
     node = tree_of(values, _PLACE)
     assert isinstance(node, Table)
-    return {key: plain(path) for key, path in sources.placed(node, models_dir()).items()}
+    return {key: plain(path) for key, path in sources.source_paths(node, models_dir()).items()}
 
 
 def _remove_invalid(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:

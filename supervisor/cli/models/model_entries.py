@@ -25,7 +25,7 @@ from supervisor.catalog.document.edit import with_entries, with_model, without_e
 from supervisor.catalog.loading.folders import config_dir
 from supervisor.catalog.loading.loader import FILE_NAME
 from supervisor.catalog.models import local_models
-from supervisor.catalog.models.fitting import on_processor, usable
+from supervisor.catalog.models.fitting import processor_warning, usable
 from supervisor.catalog.models.local_models import LocalModel
 from supervisor.cli import configuration, output, starter
 from supervisor.cli.environments import environments
@@ -341,7 +341,7 @@ def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) ->
 def print_device_note(catalog: Catalog, name: str, echo: Echo) -> None:
     """Print a warning where the model of this name computes on the processor although there is a GPU."""
     model = replace(catalog.resolve(name).model, runtimes_dir=catalog.server.runtimes_dir)
-    note = on_processor(model, [device.spec for device in _machine_devices(catalog)])
+    note = processor_warning(model, [device.spec for device in _machine_devices(catalog)])
     if note is not None:
         echo(f"{name}: {note}")
 
@@ -369,7 +369,7 @@ def _install_program(model: CatalogModel, runtimes_dir: Path, devices: Sequence[
     context = LaunchContext(str(model.id), "127.0.0.1", 1, "none", (device,), runtimes_dir)
     try:
         model.adapter.launch(model.config, context)
-        if on_processor(replace(model, runtimes_dir=runtimes_dir), [one.spec for one in devices]) is not None:
+        if processor_warning(replace(model, runtimes_dir=runtimes_dir), [one.spec for one in devices]) is not None:
             echo(f"{model.adapter.name} is installed for the processor alone; looking for a build for the GPU:")
             try:
                 environments.install(model.adapter.name, runtimes_dir, echo)

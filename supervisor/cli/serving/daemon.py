@@ -156,9 +156,9 @@ async def take_over(
             takeover.check(device.spec for device in opened.devices)
             daemon, launcher, configured = await assemble(catalog, keyring, inherited.lock.instance, opened, stores)
         except LlmuxError as error:
-            await takeover.failed(str(error))
+            await takeover.report_failure(str(error))
             raise
-        await takeover.prepared()
+        await takeover.report_prepared()
         own_stderr()
         takeover.adopt(daemon, launcher, configured)
         holdings = _holdings_of(catalog, inherited.lock, listeners, launcher, stores)
@@ -259,7 +259,7 @@ async def _until_stopped(
     serving = asyncio.create_task(server.serve(sockets=listeners.all))
     if takeover is not None:
         await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        await takeover.serves(daemon)
+        await takeover.report_serving(daemon)
     handover.listen()
     background = [
         asyncio.create_task(task) for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon))

@@ -84,7 +84,7 @@ def make_server(application: Application) -> Server:
 def take_given() -> tuple[socket.socket, ...]:
     """The sockets that systemd gave us. Raises ConfigError for a socket that can't be served."""
     try:
-        return notify.given()
+        return notify.systemd_sockets()
     except ValueError as error:
         raise ConfigError((f"{error} {SOCKET_HINT}",)) from error
 

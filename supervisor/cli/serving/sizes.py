@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.catalog import Catalog, check_devices
 from supervisor.catalog.catalog import Learned
-from supervisor.catalog.models.fitting import specs_on
+from supervisor.catalog.models.fitting import specs_for_devices
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 from supervisor.daemon.configuration.sizes import warnings_of
 from supervisor.errors import ConfigError
@@ -55,7 +55,7 @@ def on_this_machine(catalog: Catalog) -> OnThisMachine:
         return OnThisMachine(catalog, (), (), error.problems, _model_troubles(catalog))
     known = tuple(device.spec for device in devices)
     sized = catalog.sized(known)
-    specs = specs_on(sized, known, _learned_figures(catalog, devices))
+    specs = specs_for_devices(sized, known, _learned_figures(catalog, devices))
     placeless = check_devices(sized, known, sized.model_specs())
     return OnThisMachine(sized, known, specs, (), (*_model_troubles(catalog), *map(str, placeless)))
 

@@ -12,7 +12,7 @@ import structlog
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring
-from supervisor.catalog.models.fitting import specs_on
+from supervisor.catalog.models.fitting import specs_for_devices
 from supervisor.cli.serving.sizes import named
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured
@@ -93,7 +93,7 @@ async def assemble(
         else:
             await footprints.learn_load(found.footprint_key, found.load_s)
 
-    models = await asyncio.to_thread(specs_on, catalog, specs, learned())
+    models = await asyncio.to_thread(specs_for_devices, catalog, specs, learned())
     log_model_sizes(catalog, warnings_of(catalog, models, specs))
     (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
     launcher = LocalLauncher(

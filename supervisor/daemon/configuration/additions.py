@@ -1,7 +1,7 @@
-"""Models that are added while the daemon runs: one `llmux add` after the other, each in a process of its own.
+"""Adds models while the daemon runs: one `llmux add` at a time, each in a process of its own.
 
-A look says first what there is and what fits. Nothing is entered before all files have come; what has come is kept, so the next
-try goes on from there.
+`look` shows the entry beforehand, without a change. No entry is written before all files are fetched. Partial files are kept, so
+the next try continues them.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ class Additions:
         self._base = Path()
         self._reload: Callable[[str], Awaitable[object]] | None = None
         self._all: dict[str, Addition] = {}  # by number, the oldest first
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # of those that are not over
-        self._turn = asyncio.Semaphore(1)
-        self._last = time.time_ns() // 1_000_000  # no number comes again after a restart
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # of open additions, by number
+        self._lock = asyncio.Semaphore(1)
+        self._last_number = time.time_ns() // 1_000_000  # the clock: so no number is used again after a restart
 
     def open(self, base: Path, reload: Callable[[str], Awaitable[object]]) -> None:
-        """Add to this file of a configuration; `reload` reads it again."""
+        """Add models to this configuration file; `reload` reads it again."""
         self._base, self._reload = base, reload
 
     async def look(self, wanted: Wanted) -> Found:
         """The entry that `begin` would make, without making it. Takes as long as the hub. Raises as `begin` does."""
         lines: list[bytes] = []
-        words = self._words(wanted, "--dry-run")
+        command = self._command(wanted, "--dry-run")
         try:
             async with asyncio.timeout(LOOK_S):
-                await watched.run(words, lines.append)
+                await watched.run(command, lines.append)
         except TimeoutError as error:
             message = f"Nobody said within {LOOK_S:.0f} s what there is of {wanted.what}."
             raise UnavailableError(message, retry_after_s=LOOK_S) from error
@@ -63,28 +63,28 @@ class Additions:
         return msgspec.json.decode(lines[-1], type=Found)
 
     def begin(self, wanted: Wanted) -> Addition:
-        """Add the model, after those that were asked for earlier. If the same is under way, returns that addition.
+        """Add the model, after earlier additions. Returns the open addition of the same model, if there is one.
 
-        Raises InvalidRequestError; UnavailableError where too many wait.
+        Raises InvalidRequestError; UnavailableError if too many additions wait.
         """
-        words = self._words(wanted)
+        command = self._command(wanted)
         for number in self._tasks:
             if (self._all[number].what, self._all[number].name) == (wanted.what, wanted.name):
                 return self._all[number]
         if len(self._tasks) >= MOST_WAITING:
             raise UnavailableError(f"{MOST_WAITING} models are being added; try again later.", retry_after_s=LOOK_S)
-        self._last += 1
-        addition = self._all[str(self._last)] = Addition(str(self._last), wanted.what, wanted.name)
+        self._last_number += 1
+        addition = self._all[str(self._last_number)] = Addition(str(self._last_number), wanted.what, wanted.name)
         if len(self._all) > KEPT:
             del self._all[next(number for number in self._all if number not in self._tasks)]
-        task = self._tasks[addition.id] = asyncio.create_task(self._run(addition, words), name=f"add {wanted.what}")
+        task = self._tasks[addition.id] = asyncio.create_task(self._run(addition, command), name=f"add {wanted.what}")
         task.add_done_callback(
             partial(self._finish_addition, addition)
-        )  # not in the task: one that is cancelled at once never runs
+        )  # not in the task: a task that is cancelled at once never runs
         return addition
 
     def listing(self) -> schema.Additions:
-        """The additions under way and the last that ended, the newest first."""
+        """The open additions and the most recently ended ones, the newest first."""
         return schema.Additions([*reversed(self._all.values())])
 
     def find(self, number: str) -> Addition:
@@ -108,7 +108,7 @@ class Additions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _words(self, wanted: Wanted, *more: str) -> tuple[str, ...]:
+    def _command(self, wanted: Wanted, *more: str) -> tuple[str, ...]:
         """The words of the `llmux` command. Raises InvalidRequestError for values that it would misread."""
         what = wanted.what.strip()
         if not what or len(what) > LONGEST or not _CONTROLS.isdisjoint(what):
@@ -120,13 +120,13 @@ class Additions:
         named = () if wanted.name is None else ("--name", wanted.name)
         return ("add", "--watched", *more, "--config", str(self._base), *named, "--", what)
 
-    async def _run(self, addition: Addition, words: tuple[str, ...]) -> None:
+    async def _run(self, addition: Addition, command: tuple[str, ...]) -> None:
         assert self._reload is not None
         began: list[tuple[float, int]] = []
 
-        def line(text: bytes) -> None:
+        def read_line(text: bytes) -> None:
             with contextlib.suppress(msgspec.MsgspecError):
-                _note(addition, msgspec.json.decode(text, type=Amount), began)
+                _note_progress(addition, msgspec.json.decode(text, type=Amount), began)
                 return
             with contextlib.suppress(msgspec.MsgspecError):
                 addition.names = msgspec.json.decode(text, type=Found).names
@@ -135,10 +135,10 @@ class Additions:
             addition.stage = text
 
         try:
-            async with self._turn:
+            async with self._lock:
                 addition.state = "running"
                 log.info("addition.began", what=addition.what, name=addition.name)
-                await watched.run(words, line, note_text)
+                await watched.run(command, read_line, note_text)
                 addition.stage = ""
                 await self._reload(f"{addition.what} was added")
             addition.state = "done"
@@ -156,7 +156,7 @@ class Additions:
         log.info("addition.ended", what=addition.what, names=addition.names, state=addition.state, error=addition.error)
 
 
-def _note(addition: Addition, amount: Amount, began: list[tuple[float, int]]) -> None:
+def _note_progress(addition: Addition, amount: Amount, began: list[tuple[float, int]]) -> None:
     """Note a download's progress, and its speed since the first bytes of this try. `began`: their time, and the bytes then."""
     now = time.monotonic()
     began[:] = began or [(now, amount.done_bytes)]

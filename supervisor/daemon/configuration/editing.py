@@ -1,8 +1,8 @@
 """Edits of the configuration's base file through the API: by the dashboard, and by keys with the scope `configure`.
 
-An edit has the whole text, or settings of one model. It passes the checks of a reload, and names the version of the file that
-it starts from, so that nobody overwrites somebody else's change. Comments stay. The editor keeps every text that was in force,
-so that each edit can be undone. The values that the file had before decide what `server.edit` forbids.
+An edit has the whole text, or settings of one model. It passes the checks of a reload. It names the version of the file that it
+starts from, so that no edit overwrites another change. Comments stay. The editor keeps every text that was in force, so that
+each edit can be undone. The `server.edit` of the old text decides which keys an edit may change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EDITABLE = (
 
 
 class ChangedError(LlmuxError):
-    """Somebody changed the file after the version that this edit starts from."""
+    """The file was changed after the version that this edit starts from."""
 
     status = HTTPStatus.PRECONDITION_FAILED
     type = "invalid_request_error"
@@ -91,15 +91,17 @@ class Editor:
         self._reloader = reloader
         self._base = reloader.configuration.base
         self._versions = Versions(daemon.catalog.server.state_dir / KEPT_IN)
-        self._turn = asyncio.Lock()
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+        self._keep_tasks: set[asyncio.Task[None]] = set()
         daemon.on_configure.append(self._keep_soon)
 
     async def file(self) -> FileView:
         """The current file. Raises InvalidRequestError if it can't be read."""
         found = await self._read()
         versions = await asyncio.to_thread(self._versions.listing)
-        return FileView(str(self._base), found.text, found.etag, self._allowed, found.locked, sorted(KEYS), versions)
+        return FileView(
+            str(self._base), found.text, found.etag, self._edit_policy, found.locked, sorted(KEYS), versions
+        )
 
     async def version(self, wanted: str) -> VersionView:
         """An earlier version of the file. Raises NotFoundError."""
@@ -141,10 +143,10 @@ class Editor:
 
         Raises ChangedError, ReadOnlyError, ForbiddenError for guarded keys, ConfigError for mistakes.
         """
-        async with self._turn:
+        async with self._lock:
             before = await self._read()
             if etag not in (before.etag, "*"):
-                raise _changed(self._base)
+                raise _changed_error(self._base)
             checked = await self._check(edit, before)
             if before.locked is not None:
                 raise ReadOnlyError(
@@ -152,7 +154,7 @@ class Editor:
                     detail=tuple(checked.diff.splitlines()),
                 )
             if checked.marks:
-                raise ConfigError(tuple(_words(mark) for mark in checked.marks))
+                raise ConfigError(tuple(_mark_text(mark) for mark in checked.marks))
             if checked.guarded:
                 raise ForbiddenError(
                     f"Only the owner of {self._base.name} changes {', '.join(checked.guarded)}: with these keys programs are "
@@ -167,7 +169,7 @@ class Editor:
                 await asyncio.to_thread(self._delete, checked.files)
             return checked
 
-    def _pulled(self, name: str | None) -> PulledFiles:
+    def _pulled_files(self, name: str | None) -> PulledFiles:
         """The pulled files of a model. Blocks on the model's folder."""
         catalog = self._daemon.catalog
         folder, names = pulled_files.pulled(catalog, catalog.models[ModelId(name or "")])
@@ -182,7 +184,7 @@ class Editor:
             log.warning("config.files_not_deleted", folder=pulled.folder, reason=str(error))
 
     async def _write(self, before: _File, checked: Checked, *, force: bool) -> None:
-        await asyncio.to_thread(self._replace, before, checked.text)
+        await asyncio.to_thread(self._replace_text, before, checked.text)
         try:
             checked.difference = await self._reloader.reload("the file was edited", force=force)
         except LlmuxError:
@@ -190,12 +192,12 @@ class Editor:
             raise
         log.info("config.edited", path=str(self._base), etag=checked.etag)
 
-    def _replace(self, before: _File, text: str) -> None:
+    def _replace_text(self, before: _File, text: str) -> None:
         """Replace the file's text. Blocks. Raises ChangedError, ReadOnlyError."""
         try:
             with files.alone_in(self._base.resolve().parent):
                 if self._read_current().text != before.text:
-                    raise _changed(self._base)
+                    raise _changed_error(self._base)
                 self._versions.keep(before.text)
                 files.rewrite(self._base, text)
         except OSError as error:
@@ -205,7 +207,7 @@ class Editor:
             ) from error
 
     @property
-    def _allowed(self) -> Literal["none", "safe", "all"]:
+    def _edit_policy(self) -> Literal["none", "safe", "all"]:
         wanted = self._daemon.catalog.server.edit
         return "safe" if wanted == "all" and not self._daemon.keyring else wanted
 
@@ -224,7 +226,7 @@ class Editor:
             ) from error
         refused = files.refusal(self._base.resolve().parent)
         locked = None if refused is None else f"{refused.filename}: {refused.strerror}"
-        return _File(text, "server.edit is none" if self._allowed == "none" else locked)
+        return _File(text, "server.edit is none" if self._edit_policy == "none" else locked)
 
     async def _check(self, edit: Edit, before: _File) -> Checked:
         checked = await asyncio.to_thread(self._draft, edit, before.text)
@@ -239,27 +241,27 @@ class Editor:
             return checked
         checked.difference = rehearsal.difference
         if edit.remove:
-            checked.files = await asyncio.to_thread(self._pulled, edit.model)
+            checked.files = await asyncio.to_thread(self._pulled_files, edit.model)
         if edit.model is not None and (spec := rehearsal.specs.get(ModelId(edit.model))) is not None:
-            checked.notes = list(self._overruled(rehearsal.catalog, spec.id, edit.keys))
+            checked.notes = list(self._overridden_keys(rehearsal.catalog, spec.id, edit.keys))
             checked.fit = None if spec.remote else self._fit(spec)
         return checked
 
     def _draft(self, edit: Edit, before: str) -> Checked:
-        """The text after the edit, and the parts of the edit that only the owner may do. Blocks."""
-        text = self._edited(edit, before)
-        is_free = self._allowed == "all"
+        """The text after the edit, its diff, and the keys in it that only the owner may change. Blocks."""
+        text = self._edited_text(edit, before)
+        is_free = self._edit_policy == "all"
         guarded = () if is_free else guarded_changes(_document(before), _document(text))
         return Checked(f'"{digest(text)}"', text, _diff(before, text), [], [*guarded], [])
 
-    def _overruled(self, catalog: Catalog, model: ModelId, keys: Iterable[str]) -> Iterator[str]:
-        """The keys of an edit that have no effect, because another file overrides them."""
+    def _overridden_keys(self, catalog: Catalog, model: ModelId, keys: Iterable[str]) -> Iterator[str]:
+        """A note for each key of an edit that has no effect, because another file overrides it."""
         for key in keys:
             place = catalog.origin("models", model, key)
             if place is not None and place.source.label != self._reloader.configuration.label:
                 yield f"{place} sets {key}, too, and that counts."
 
-    def _edited(self, edit: Edit, text: str) -> str:
+    def _edited_text(self, edit: Edit, text: str) -> str:
         """The text after the edit. Blocks on the files of a model without an entry. Raises InvalidRequestError, EditError."""
         if (edit.text is None) == (edit.model is None):
             raise InvalidRequestError('An edit gives either "text" or "model".', param="text")
@@ -349,10 +351,10 @@ class Editor:
                 return Fit("waits", rooms, [str(name) for name in answer.waits_for], answer.reason)
 
     def _keep_soon(self) -> None:
-        """Soon keep the text that is in force now as a version."""
+        """Begin to keep the text that is in force now as a version."""
         task = asyncio.get_running_loop().create_task(self._keep_version())
-        self._keeping.add(task)
-        task.add_done_callback(self._keeping.discard)
+        self._keep_tasks.add(task)
+        task.add_done_callback(self._keep_tasks.discard)
 
     async def _keep_version(self) -> None:
         try:
@@ -363,7 +365,7 @@ class Editor:
             log.warning("config.version_not_kept", reason=str(error))
 
 
-def _changed(base: Path) -> ChangedError:
+def _changed_error(base: Path) -> ChangedError:
     return ChangedError(f"{base} has changed since you read it. Read it again, and make your change in that.")
 
 
@@ -375,13 +377,13 @@ def _mark(problem: Problem, label: str) -> Mark:
     return Mark(0, 0, key, f"{place}: {problem.message}")
 
 
-def _words(mark: Mark) -> str:
+def _mark_text(mark: Mark) -> str:
     where = f"line {mark.line}: " if mark.line else ""
     return f"{where}{mark.key}: {mark.message}" if mark.key else f"{where}{mark.message}"
 
 
 def _document(text: str) -> dict[str, JsonValue]:
-    """The parsed text, as far as it can be parsed."""
+    """The parsed text; empty if it can't be parsed."""
     node, _ = parse(text, Source(Layer.FILE, "", Path()))
     value = plain(node) if node is not None else {}
     return value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
-"""Checks models that can't run on this machine again and again, until they can run, without a reload.
+"""Periodically rechecks models that can't run on this machine, until they can run, without a reload.
 
-A missing file is no mistake of the configuration: a disk may be mounted late, or a file server be away for a while. Once the
-model can run again, its memory, context and abilities are read from its files anew.
+A missing file is no mistake of the configuration: a disk may be mounted late, or a file server be down for a while. Once the
+model can run again, its memory, context and capabilities are read from its files again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring
-from supervisor.catalog.models.fitting import specs_on
+from supervisor.catalog.models.fitting import specs_for_devices
 from supervisor.core.events import Configured
 from supervisor.core.types import CrashClass, DeviceSpec, ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
@@ -32,12 +32,12 @@ def apply(daemon: Daemon, catalog: Catalog, keyring: Keyring, specs: Sequence[Mo
     daemon.fleet.models = catalog.models
     daemon.fleet.limits = catalog.limits
     daemon.configure(catalog, keyring)
-    kept = tuple(_overridden(daemon, spec) for spec in specs)
+    kept = tuple(_with_override(daemon, spec) for spec in specs)
     devices = tuple(device.spec for device in daemon.sampler.devices())
     daemon.engine.post(Configured(kept, devices, catalog.limits.limits(), catalog.policy))
 
 
-def _overridden(daemon: Daemon, spec: ModelSpec) -> ModelSpec:
+def _with_override(daemon: Daemon, spec: ModelSpec) -> ModelSpec:
     override = daemon.fleet.override_of(spec.id)
     if override is None:
         return spec
@@ -46,13 +46,13 @@ def _overridden(daemon: Daemon, spec: ModelSpec) -> ModelSpec:
 
 
 async def watch(daemon: Daemon) -> None:
-    """Check models with missing files again, forever."""
+    """Recheck models with missing files, forever."""
     while True:
         await asyncio.sleep(INTERVAL_S)
-        await look_again(daemon, _suspects(daemon))
+        await recheck(daemon, _models_to_check(daemon))
 
 
-async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
+async def recheck(daemon: Daemon, names: Sequence[ModelId]) -> None:
     """Read the files of these models, and update the models. Does nothing if the configuration changes meanwhile."""
     catalog = daemon.catalog
     devices = [device.spec for device in daemon.sampler.devices()]
@@ -68,7 +68,7 @@ async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
     apply(daemon, after, daemon.keyring, specs)
 
 
-def _suspects(daemon: Daemon) -> list[ModelId]:
+def _models_to_check(daemon: Daemon) -> list[ModelId]:
     crashed = {each.id for each in daemon.engine.figures() if each.crash and each.crash.kind is CrashClass.UNUSABLE}
     return [model.id for model in daemon.catalog.models.values() if model.troubles or model.id in crashed]
 
@@ -78,10 +78,12 @@ def _updated_models(
 ) -> tuple[Catalog, tuple[ModelSpec, ...]] | None:
     """The catalog and specifications with updated models; None: no change. Blocks on files."""
     models = catalog.models
-    changed = {name: models[name].looked_at() for name in names if models[name].look() != models[name].troubles}
+    changed = {
+        name: models[name].refreshed() for name in names if models[name].find_troubles() != models[name].troubles
+    }
     if not changed:
         return None
     for model in changed.values():
         _ = model.capabilities  # for the views
     after = catalog.of({**models, **changed})
-    return after, specs_on(after, devices, learned)
+    return after, specs_for_devices(after, devices, learned)

@@ -2,11 +2,11 @@
 
 Every check runs off the loop, before anything changes; then catalog, routes, auth, limits and the core's specifications are
 replaced within one turn. A model with a changed definition gets a new worker after its streams, the worker of a removed
-model stops, and all others don't notice. Settings that only a start can change (addresses, directories, devices) stay as
+model stops, and all others keep running. Settings that only a start can change (addresses, directories, devices) stay as
 they are and are reported.
 
-Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. All requests for a reload while one
-runs share the next, which reads the files after those requests. A reload waits until files stop changing, so it never reads a
+Reloads run one after another; the API, SIGHUP and the file watch request them. All requests during a reload share the next
+reload, which reads the files after those requests. A reload waits until files stop changing, so it never reads a
 half-written file. A reload that would remove every model or every key, as a lost file would, is refused unless forced.
 """
 
@@ -28,7 +28,7 @@ from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, keyring_of, refuse_exposed, without_revoked
 from supervisor.catalog.loading.loader import FileKind
-from supervisor.catalog.models.fitting import specs_on
+from supervisor.catalog.models.fitting import specs_for_devices
 from supervisor.core.admission.admission import policy_of
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
@@ -46,7 +46,7 @@ WATCH_INTERVAL_S: Final = 2.0
 STILL_S: Final = 0.5
 """Seconds without a change after which a file counts as completely written."""
 STILL_WITHIN_S: Final = 10.0
-"""Seconds that a reload waits for that."""
+"""The longest wait of a reload until its files are completely written."""
 MOVING: Final = "something keeps writing to it"
 LIVE: Final = frozenset(
     {"allowed_hosts", "allowed_origins", "api_keys", "watch", "runner_id", "runner_type", "health", "governance"}
@@ -107,10 +107,10 @@ class Reloader:
             **dict.fromkeys(listens_on, "the address that llmux listens on"),
             daemon.catalog.server.host: "server.host",
         }
-        self._last: asyncio.Task[Difference | LlmuxError] | None = None
-        self._next_request: _ReloadRequest | None = None  # of `_last`, until it begins
-        self._read = self._stamps()
-        self._models = self._model_stamps()  # of the files of `models_from` that were looked at
+        self._last_reload: asyncio.Task[Difference | LlmuxError] | None = None
+        self._next_request: _ReloadRequest | None = None  # of `_last_reload`, until it begins
+        self._read_stamps = self._stamps()
+        self._read_model_stamps = self._model_stamps()  # of the files of `models_from`
         self._removed_busy: frozenset[ModelId] = frozenset()
 
     @property
@@ -136,23 +136,25 @@ class Reloader:
 
     def begin(self, cause: str, *, force: bool = False) -> asyncio.Task[Difference | LlmuxError]:
         """Begin a reload, or share the next one. The result is logged."""
-        if self._next_request is None or self._last is None:
+        if self._next_request is None or self._last_reload is None:
             self._next_request = _ReloadRequest()
-            self._last = asyncio.create_task(self._reload_after(self._last), name="reload")
+            self._last_reload = asyncio.create_task(self._reload_after(self._last_reload), name="reload")
         self._next_request.causes[cause] = None
         self._next_request.force |= force
-        return self._last
+        return self._last_reload
 
     async def preview(self, *, force: bool = False) -> Difference:
         """The changes that `reload` would make now. Changes nothing. Raises ConfigError as `reload` does."""
-        outcome, _ = await self._when_still(force=force)
+        outcome, _ = await self._prepare_when_stable(force=force)
         if isinstance(outcome, ConfigError):
             raise outcome
         return self._difference(outcome)
 
     async def rehearse(self, text: str, *, force: bool = False) -> Rehearsal:
         """Simulate a reload with this text as the base file. Raises ConfigError as `reload` does."""
-        prepared = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force, text=text)
+        prepared = await asyncio.to_thread(
+            self._prepare, self._daemon.learned(), self._busy_models(), force=force, text=text
+        )
         return Rehearsal(self._difference(prepared), prepared.catalog, {spec.id: spec for spec in prepared.specs})
 
     async def watch(self) -> None:
@@ -160,13 +162,13 @@ class Reloader:
 
         The configuration's own files are watched while `server.watch` is on, those of `models_from` always.
         """
-        before, models_before = self._read, self._models
+        before, models_before = self._read_stamps, self._read_model_stamps
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now = await asyncio.to_thread(self._stamps) if self._daemon.catalog.server.watch else self._read
+            now = await asyncio.to_thread(self._stamps) if self._daemon.catalog.server.watch else self._read_stamps
             models = await asyncio.to_thread(self._model_stamps) if self._daemon.catalog.models_from else {}
-            is_new = (now, models) != (self._read, self._models)
-            if (is_new and (now, models) == (before, models_before)) or self._removed_busy - self._busy():
+            is_new = (now, models) != (self._read_stamps, self._read_model_stamps)
+            if (is_new and (now, models) == (before, models_before)) or self._removed_busy - self._busy_models():
                 await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
             before, models_before = now, models
 
@@ -182,12 +184,12 @@ class Reloader:
         refused = ""
         try:
             models = await asyncio.to_thread(self._model_stamps)
-            outcome, self._read = await self._when_still(force=request.force)
-            self._models = models
+            outcome, self._read_stamps = await self._prepare_when_stable(force=request.force)
+            self._read_model_stamps = models
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             if isinstance(outcome, ConfigError):
-                outcome = await self._refused(outcome)
+                outcome = await self._revoke_keys_after(outcome)
                 refused = f"; the last reload was refused: {outcome.problems[0].splitlines()[0]}"
                 log.error("reload.refused", cause=cause, problems=outcome.problems)
                 self._daemon.hub.publish("reload", {"problems": list(outcome.problems)})
@@ -204,7 +206,7 @@ class Reloader:
         self._daemon.hub.publish("reload", difference)
         return difference
 
-    async def _refused(self, error: ConfigError) -> ConfigError:
+    async def _revoke_keys_after(self, error: ConfigError) -> ConfigError:
         """Revoke removed keys although the configuration has mistakes. Returns the error, which mentions that."""
         daemon, path = self._daemon, self._daemon.catalog.server.api_keys
         if path is None or any(problem.startswith(f"{path}: {MOVING}") for problem in error.problems):
@@ -218,7 +220,7 @@ class Reloader:
         log.warning("keys.revoked", keys=lost)
         return ConfigError((*error.problems, f"{path}: what was revoked is in force all the same: {', '.join(lost)}"))
 
-    def _busy(self) -> frozenset[ModelId]:
+    def _busy_models(self) -> frozenset[ModelId]:
         """The models with running or waiting requests."""
         workers = (each for model in self._daemon.engine.active() for each in model.replicas)
         return frozenset(base_of(each.id) for each in workers if each.in_flight or each.queued)
@@ -226,8 +228,8 @@ class Reloader:
     def _is_stopping(self) -> bool:
         return self._daemon.engine.queue().is_stopping
 
-    async def _when_still(self, *, force: bool) -> tuple[_Prepared | ConfigError, Stamps]:
-        """The prepared reload once no file changes any more, and the files' stamps at that time."""
+    async def _prepare_when_stable(self, *, force: bool) -> tuple[_Prepared | ConfigError, Stamps]:
+        """Prepare a reload when no file changes any more. Returns the files' stamps as well."""
         files = self._configuration.files(self._daemon.catalog)
         last_try = time.monotonic() + STILL_WITHIN_S
         while True:
@@ -235,10 +237,12 @@ class Reloader:
             await asyncio.sleep(STILL_S)
             outcome: _Prepared | ConfigError
             try:
-                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force)
+                outcome = await asyncio.to_thread(
+                    self._prepare, self._daemon.learned(), self._busy_models(), force=force
+                )
             except ConfigError as error:
                 outcome = error
-            if isinstance(outcome, _Prepared):  # it may name another file of keys, which counts from then on
+            if isinstance(outcome, _Prepared):  # it may name another file of keys, which is watched from now on
                 files = self._configuration.files(outcome.catalog)
             after = await asyncio.to_thread(_stamps, files)
             if before == after:
@@ -246,7 +250,7 @@ class Reloader:
             if time.monotonic() >= last_try:
                 remedy = "nothing was changed; reload again when it is written"
                 moving = (path for path in files if before.get(path) != after[path])
-                return ConfigError(tuple(f"{path}: {MOVING}; {remedy}" for path in moving)), self._read
+                return ConfigError(tuple(f"{path}: {MOVING}; {remedy}" for path in moving)), self._read_stamps
 
     # ------------------------------------------------------------------------------------------------- off the loop
 
@@ -259,14 +263,14 @@ class Reloader:
     def _prepare(
         self, learned: Learned, busy: frozenset[ModelId], *, force: bool, text: str | None = None
     ) -> _Prepared:
-        """Do every slow or failing part of a reload. Blocks on files. Raises ConfigError."""
+        """Do all parts of a reload that are slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
         wanted = self._configuration.read(text=text).with_set(self._daemon.runtime.active_set)
-        fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
+        fixed = [key for key in _changed_keys(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
         devices = [device.spec for device in self._daemon.sampler.devices()]
-        catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
+        catalog = _with_kept_facts(replace(wanted, server=server, devices=running.devices).sized(devices), running)
         catalog, removed_busy = _with_removed_busy(catalog, running, busy)
         problems: list[str] = []
         keyring = Keyring()
@@ -278,17 +282,17 @@ class Reloader:
         if not problems and (refused := next(filter(None, exposed), None)) is not None:
             problems.append(refused)
         elif not problems and not force:
-            problems += self._losses(catalog, keyring)
+            problems += self._likely_accidents(catalog, keyring)
         if problems:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
-        specs = specs_on(catalog, devices, learned)
+        specs = specs_for_devices(catalog, devices, learned)
         return _Prepared(
             catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices), removed_busy
         )
 
-    def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
+    def _likely_accidents(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """Changes that look like an accident with a file rather than intended."""
         insist = "nothing was changed. If you mean it: llmux reload --force"
         for folder in set(catalog.models_from) & set(self._daemon.catalog.models_from):
@@ -300,7 +304,7 @@ class Reloader:
             path = self._daemon.catalog.server.api_keys
             yield f"{path}: no keys are left of {keys}, so every program here could use and stop your models; {insist}"
 
-    # -------------------------------------------------------------------------------------------- in one turn of it
+    # -------------------------------------------------------------------------------------------- in one turn of the loop
 
     def _apply(self, prepared: _Prepared) -> None:
         daemon, after = self._daemon, prepared.catalog
@@ -312,10 +316,10 @@ class Reloader:
 
     def _difference(self, prepared: _Prepared) -> Difference:
         daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
-        old, new = _names(before), _names(after)
+        old, new = _meanings(before), _meanings(after)
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
-        settings = [f"server.{key}" for key in _different(before.server, after.server)]
-        settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
+        settings = [f"server.{key}" for key in _changed_keys(before.server, after.server)]
+        settings += [f"limits.{key}" for key in _changed_keys(before.limits, after.limits)]
         settings += [
             f"clients.{name}"
             for name in {**before.clients, **after.clients}
@@ -360,10 +364,10 @@ class Reloader:
             yield Stop(status.id, status.state, status.in_flight, status.queued, status.pinned, drain_s)
 
 
-def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
-    """The catalog in which unchanged models with missing files keep the facts from their files, so that their workers go on."""
+def _with_kept_facts(catalog: Catalog, running: Catalog) -> Catalog:
+    """The catalog in which unchanged models with missing files keep the facts from their files, so that their workers stay."""
     kept = {
-        name: before.troubled(model)
+        name: before.with_troubles_of(model)
         for name, model in catalog.models.items()
         if model.troubles
         and (before := running.models.get(name)) is not None
@@ -376,7 +380,7 @@ def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
 def _with_removed_busy(
     catalog: Catalog, running: Catalog, busy: frozenset[ModelId]
 ) -> tuple[Catalog, frozenset[ModelId]]:
-    """The catalog with those models of folders whose files are gone but which have requests. They are removed once idle."""
+    """The catalog that keeps busy models of folders although their files are gone. They are removed once idle."""
     removed = {
         name: model
         for name, model in running.models.items()
@@ -393,7 +397,7 @@ def _with_removed_busy(
     return kept, frozenset(removed)
 
 
-def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
+def _meanings(catalog: Catalog) -> dict[str, tuple[object, ...]]:
     """Name → its meaning. A name of both a model and a virtual model has both meanings."""
     names: dict[str, tuple[object, ...]] = {model.id: (model.config,) for model in catalog.models.values()}
     for virtual in catalog.virtual.values():
@@ -401,7 +405,7 @@ def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
     return names | {task.name: (task.config,) for task in catalog.tasks.values()}
 
 
-def _different(before: BaseModel, after: BaseModel) -> Iterator[str]:
+def _changed_keys(before: BaseModel, after: BaseModel) -> Iterator[str]:
     return (key for key in type(before).model_fields if getattr(before, key) != getattr(after, key))
 
 

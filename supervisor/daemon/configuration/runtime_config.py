@@ -1,6 +1,6 @@
 """Settings that operators change while the daemon runs, kept over restarts: `GET` and `PUT /api/v1/config`, and the active set.
 
-Files and variables only have their first values. A change that can't be saved isn't made.
+Files and variables only set the initial values. A change that can't be saved isn't made.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WORDS: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "fals
 
 
 class RuntimeConfig:
-    """A daemon's settings of this kind. Without a store they last for this run only."""
+    """The runtime settings of a daemon. Without a store they last only for this run."""
 
     def __init__(self, store: Store | None = None, *, allow_cloud_fallback: bool = True) -> None:
-        """`allow_cloud_fallback`: the value until somebody changes it."""
+        """`allow_cloud_fallback`: the initial value."""
         self._store = store
         self._changed: bool | None = None  # by an operator
         self._first = allow_cloud_fallback
@@ -29,7 +29,7 @@ class RuntimeConfig:
 
     @property
     def allow_cloud_fallback(self) -> bool:
-        """May tasks fall back to remote models?"""
+        """Whether tasks may fall back to remote models."""
         kept = self._changed if self._store is None else self._store.get(_COLLECTION, _CLOUD_FALLBACK)
         return kept if isinstance(kept, bool) else self._first
 

@@ -25,7 +25,7 @@ class Sets:
     def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
         self._daemon = daemon
         self._reloader = reloader
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def listing(self) -> SetList:
         """All configured sets."""
@@ -47,7 +47,7 @@ class Sets:
             raise NotFoundError(
                 f"There is no set {name[:200]!r}; there is: {there}.", code="set_not_found", param="active"
             )
-        async with self._turn:
+        async with self._lock:
             await asyncio.shield(self._switch(name))
 
     async def _switch(self, name: str | None) -> None:

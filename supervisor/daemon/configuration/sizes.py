@@ -16,7 +16,7 @@ Warnings = tuple[tuple[ModelId, str], ...]
 
 
 def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> Warnings:
-    """Problems with the memory of models that can run here, and with pins that don't fit together."""
+    """Warnings about the memory of models that can run here, and about pins that don't fit together."""
     usable = (spec for spec in specs if not spec.trouble)
     warnings = [(spec.id, text) for spec in usable for text in memory_warnings(catalog.models[spec.id], spec, devices)]
     if (pins := pins_warning(specs, devices)) is not None:

@@ -1,14 +1,14 @@
-"""The old daemon's side of an upgrade: hands its workers and its socket to a successor, and tells it what still runs.
+"""The old daemon's side of an upgrade: hands its workers and its socket to a successor, and reports its running requests.
 
-1. A successor connects to `takeover.sock` and says who it is. What can't work is refused here.
-2. Calm: no load begins and no memory is claimed; what starts or stops ends first. Loaded models answer as ever.
+1. A successor connects to `takeover.sock` and introduces itself. A handover that can't work is refused here.
+2. Calm: no load begins and no memory is leased; running starts and stops end first. Loaded models keep answering.
 3. The stores are closed, and the successor gets copies of every descriptor: the listening sockets, the lock, the shims'
-   pipes. It opens the stores and says that it is ready, or why not.
-4. Each shim is told to `keep`. Then nothing is scheduled any more, and the successor gets what runs now.
-5. The successor serves. Only now the old daemon lets go; the successor tells the shims whose death counts from now on.
+   pipes. The successor opens the stores and answers that it is ready, or why not.
+4. Each shim gets the order `keep`. Then scheduling stops, and the successor gets the present state of the workers.
+5. The successor serves. Only now the old daemon releases everything; the successor orders the shims to follow its own life.
 
-Whatever fails before 5 ends the successor and leaves the old daemon as it was; so does a successor that says nothing for
-`ANSWER_S` where it is its turn. After 5 the old daemon answers what runs here, and sends everything else to the successor.
+A failure before 5 ends the successor and leaves the old daemon as it was. So does a successor that doesn't answer within
+`ANSWER_S`. After 5 the old daemon completes its running requests, and sends all new ones to the successor.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ OPTION: Final = "--takeover"
 STDERR: Final = "TAKEOVER_STDERR"
 """The variable that names the descriptor of the old daemon's stderr: the successor's own is a pipe until it serves."""
 
-START_S: Final = 60.0  # for a successor that we start to connect; nothing is held for it until then
+START_S: Final = 60.0  # for a successor that we started to connect; until then nothing waits for it
 MEET_S: Final = 10.0
-CALM_S: Final = 300.0  # for loads that are under way
+CALM_S: Final = 300.0  # for running loads
 ANSWER_S: Final = 8.0
-"""For the successor to open the stores, and later to serve: with the ends, a hung one holds everything for at most 10 s."""
-KEEP_S: Final = 10.0  # for the shims to hear that the successor's death will count
-END_S: Final = 1.0  # for a successor that failed to end by itself, and as much for the system to end it
+"""For the successor to open the stores, and later to serve. Including its end, a hung successor blocks us for at most 10 s."""
+KEEP_S: Final = 10.0  # for the shims to confirm `keep`
+END_S: Final = 1.0  # for a failed successor to exit by itself, and again for a killed one to be gone
 ERROR_LINES: Final = 20  # of a successor that can't start
-REASON_CHARACTERS: Final = 300  # of what one says who is refused
+REASON_CHARACTERS: Final = 300  # of the reason in a refusal
 
 
 @dataclass(slots=True)
 class Holdings:
-    """The resources that a daemon holds of the machine, besides its workers."""
+    """The machine's resources that a daemon holds, besides its workers."""
 
     address: tuple[str, int]  # as configured
     listeners: tuple[int, ...]  # their descriptors, that of the address first
@@ -77,12 +77,12 @@ class _Child:
 
     pid: int
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # it serves, or `why` says why not
-    why: str = ""
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # it serves, or has failed
+    why: str = ""  # the reason of the failure
 
 
 class Handover:
-    """Waits for a successor. Make it in the event loop's thread; `done` is set once there is one."""
+    """Waits for a successor. Create it in the event loop's thread; `done` is set after a handover."""
 
     def __init__(self, daemon: Daemon, holdings: Holdings, path: Path) -> None:
         self.done = asyncio.Event()
@@ -100,22 +100,22 @@ class Handover:
 
     def listen(self) -> None:
         """Accept successors from now on."""
-        self._listener = FdListener(self._path, self._connected)
+        self._listener = FdListener(self._path, self._accept)
 
     async def close(self) -> None:
-        """Accept no successor any more, and end a hand-over under way. A successor learns that our requests are over."""
+        """Accept no more successors, and cancel a running handover. A successor learns that our requests are over."""
         if self._listener is not None:
             self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------------------------------------------------- a new one
+    # ------------------------------------------------------------------------------------------------------- starting a successor
 
     async def upgrade(self) -> Upgrade:
-        """Start the program that is installed now, with our own arguments, as our successor; returns once it serves.
+        """Start the installed program, with our own arguments, as our successor. Returns once it serves.
 
-        Goes on if the caller is cancelled. Raises TakeoverError with its words when it can't; then nothing has changed.
+        Continues if the caller is cancelled. Raises TakeoverError with the reason of a failure; then nothing has changed.
         """
         return await asyncio.shield(asyncio.create_task(self._upgrade(), name="upgrade"))
 
@@ -123,36 +123,36 @@ class Handover:
         if self._attempt is not None or self._child is not None or self.done.is_set():
             raise TakeoverError("Another upgrade is under way already.")
         try:
-            process = _start()
+            process = _start_successor()
         except OSError as error:
             raise TakeoverError(f"The new llmux can't be started: {error}") from error
         stderr_lines: deque[str] = deque(maxlen=ERROR_LINES)
-        copying = asyncio.create_task(_copy(process.stderr, stderr_lines))
+        copying = asyncio.create_task(_copy_stderr(process.stderr, stderr_lines))
         pidfd = os.pidfd_open(process.pid)
         try:
-            why = await self._outcome(_Child(process.pid), pidfd)
+            why = await self._wait_for_outcome(_Child(process.pid), pidfd)
             if not self.done.is_set():
-                await _end(pidfd)
+                await _end_process(pidfd)
         finally:
             if not self.done.is_set():
                 _kill(pidfd)
             os.close(pidfd)
         if self.done.is_set():
             return Upgrade(self.successor, self.running)
-        with contextlib.suppress(TimeoutError):  # what it has started may hold its stderr
+        with contextlib.suppress(TimeoutError):  # a child of the process may hold its stderr
             async with asyncio.timeout(END_S):
                 await copying
         why = why or (stderr_lines[-1] if stderr_lines else f"exit code {process.poll()}")
         raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(stderr_lines))
 
-    async def _outcome(self, child: _Child, pidfd: int) -> str:
-        """Wait until the process that we started serves, has ended by itself, or was refused. Returns why it failed, if known."""
+    async def _wait_for_outcome(self, child: _Child, pidfd: int) -> str:
+        """Wait until the process that we started serves, has exited, or was refused. Returns the reason of a failure, if known."""
         self._child = child
-        begins = {asyncio.create_task(each) for each in (_ended(pidfd), child.connected.wait())}
+        begins = {asyncio.create_task(each) for each in (_wait_for_exit(pidfd), child.connected.wait())}
         try:
             ended, _ = await asyncio.wait(begins, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
             if child.connected.is_set():
-                await child.over.wait()  # `_meet` has limits
+                await child.over.wait()  # `_serve_successor` has time limits
             elif not ended:
                 return f"it did not come within {START_S:.0f} s"
             return child.why
@@ -163,30 +163,30 @@ class Handover:
 
     # -------------------------------------------------------------------------------------------------- the hand-over
 
-    def _connected(self, channel: FdChannel) -> None:
-        task = asyncio.create_task(self._meet(channel), name="hand-over")
+    def _accept(self, channel: FdChannel) -> None:
+        task = asyncio.create_task(self._serve_successor(channel), name="hand-over")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _meet(self, channel: FdChannel) -> None:
-        """Serve the connection of one that wants to be the successor, to its end."""
+    async def _serve_successor(self, channel: FdChannel) -> None:
+        """Serve a connection of a possible successor, until it ends."""
         is_ours = self._child is not None and channel.pid == self._child.pid
         child = self._child if self._child is not None and is_ours else _Child(channel.pid)
         child.connected.set()
         try:
-            await self._admit(channel)
+            await self._try_hand_over(channel)
         except (LlmuxError, ChannelClosedError, OSError) as error:
             child.why = (str(error) or repr(error))[:REASON_CHARACTERS]
-            log.error("upgrade.failed", successor=channel.pid, reason=child.why)  # noqa: TRY400  # theirs
-            await _send_off(channel, child.why)
+            log.error("upgrade.failed", successor=channel.pid, reason=child.why)  # noqa: TRY400  # an error of the successor
+            await _refuse(channel, child.why)
             return
         finally:
             child.over.set()
-        await self._send_ends(channel)
+        await self._report_ends(channel)
 
-    async def _admit(self, channel: FdChannel) -> None:
-        """Hand over to the other daemon. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
-        async with _within(MEET_S, f"it did not say who it is within {MEET_S:.0f} s"):
+    async def _try_hand_over(self, channel: FdChannel) -> None:
+        """Try to hand over to the other daemon. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
+        async with _time_limit(MEET_S, f"it did not say who it is within {MEET_S:.0f} s"):
             self._check((await channel.receive()).content)
         attempt = self._attempt = asyncio.current_task()
         self._daemon.settled.clear()
@@ -199,7 +199,7 @@ class Handover:
             self._daemon.settled.set()
 
     def _check(self, hello: Json) -> None:
-        """Check the successor's request. Raises TakeoverError where a hand-over can never work."""
+        """Check the successor's request. Raises TakeoverError if a handover can't work."""
         if self._attempt is not None or self.done.is_set():
             raise TakeoverError("Another upgrade is under way already.")
         if self._daemon.engine.queue().is_stopping:
@@ -222,19 +222,19 @@ class Handover:
         try:
             await self._wait_until_calm(pidfd)
             await self._daemon.batches.close()
-            await self._daemon.inference.close()  # its successor runs them
+            await self._daemon.inference.close()  # the successor runs the jobs
             self._daemon.jobs.stop()
             if self._daemon.request_log is not None:
                 await self._daemon.request_log.flush()
             for store in stores:
                 await store.lend()
-            async with _within(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):
+            async with _time_limit(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):
                 await self._send_state(channel)
             await self._wait_until_calm(pidfd)
             processes = await self._commit(channel, pidfd)
         except BaseException as error:
-            await _send_off(channel, str(error) or repr(error))
-            await asyncio.shield(_end(pidfd))
+            await _refuse(channel, str(error) or repr(error))
+            await asyncio.shield(_end_process(pidfd))
             for store in stores:
                 await store.take_back()
             self._daemon.batches.go_on()
@@ -244,15 +244,15 @@ class Handover:
             raise
         finally:
             os.close(pidfd)
-        try:  # out here: a mistake in it must not end the successor, which has everything
-            self._let_go(channel, processes)
+        try:  # outside the block above: a bug here must not end the successor, which has everything
+            self._release_all(channel, processes)
         except Exception:
             log.exception("upgrade.unfinished", successor=channel.pid)
-        with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
+        with contextlib.suppress(ChannelClosedError):  # it died just now, and so the shims will end
             await channel.send({"yours": True})
 
     async def _send_state(self, channel: FdChannel) -> None:
-        """Send copies of everything. The successor answers whether it can go on with them."""
+        """Send copies of everything. The successor answers whether it can use them."""
         engine, running = self._daemon.engine, self._holdings.launcher.running()
         adoptions = engine.adoptions()
         main, *extra = self._holdings.listeners
@@ -268,7 +268,7 @@ class Handover:
 
     async def _wait_until_calm(self, pidfd: int) -> None:
         """Wait until no worker is starting or stopping, while the successor lives. Raises LlmuxError."""
-        calm, exited = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
+        calm, exited = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_wait_for_exit(pidfd))
         try:
             await asyncio.wait({calm, exited}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
             if not calm.done():
@@ -280,12 +280,12 @@ class Handover:
             exited.cancel()
 
     async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
-        """Give everything to the successor. Returns the workers' processes. Until it listens nothing is scheduled here."""
+        """Give everything to the successor, and wait until it serves; nothing is scheduled meanwhile. Returns the workers' processes."""
         engine = self._daemon.engine
         kept = [process for process, _ in self._holdings.launcher.running().values()]
         processes: list[WorkerProcess] = []
         try:
-            async with _within(KEEP_S, f"the workers were not ready to be kept within {KEEP_S:.0f} s"):
+            async with _time_limit(KEEP_S, f"the workers were not ready to be kept within {KEEP_S:.0f} s"):
                 await asyncio.gather(*(process.keep(3 * KEEP_S) for process in kept))
                 await engine.calm()
             engine.freeze()
@@ -294,13 +294,13 @@ class Handover:
             processes += (running[adopted.model, adopted.generation][0] for adopted in adoptions)
             for process in processes:
                 process.pause()
-            async with _within(ANSWER_S, f"it did not begin to serve within {ANSWER_S:.0f} s"):
+            async with _time_limit(ANSWER_S, f"it did not begin to serve within {ANSWER_S:.0f} s"):
                 for adopted, process in zip(adoptions, processes, strict=True):
                     await channel.send(last_message(adopted, process.heard))
                 await channel.send({"commit": True})
                 await _await_answer(channel, "serving")
         except BaseException:
-            _kill(pidfd)  # it must not go on with what stays here
+            _kill(pidfd)  # it must not use resources that stay here
             for process in kept:
                 process.send_line(b"adopt %d\n" % os.getpid())
             for process in processes:
@@ -309,17 +309,17 @@ class Handover:
             raise
         return processes
 
-    def _let_go(self, channel: FdChannel, processes: list[WorkerProcess]) -> None:
+    def _release_all(self, channel: FdChannel, processes: list[WorkerProcess]) -> None:
         self.done.set()
         self.successor = channel.pid
         notify.notify(f"MAINPID={channel.pid}")
         host, port = self._holdings.answers_at
-        day_s = 86400.0  # it is the successor that bounds how long anything may take; where we stall, it still listens
+        day_s = 86400.0  # the successor has the time limits; it listens even if we stall
         self._daemon.successor = UpstreamPool(
             host, port, connect_s=day_s, first_byte_s=day_s, stream_idle_s=day_s, names_host=False
         )
         self._daemon.engine.hand_over(self._note_end)
-        self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
+        self._holdings.lock.close()  # the successor's copy keeps it locked; if the successor dies, another daemon may start at once
         self._daemon.fleet.let_go()
         for process in processes:
             process.let_go()
@@ -334,8 +334,8 @@ class Handover:
         self._finished.append(ticket)
         self._has_finished.set()
 
-    async def _send_ends(self, channel: FdChannel) -> None:
-        """Report each request that ends, while any runs. The end of the messages means that all have."""
+    async def _report_ends(self, channel: FdChannel) -> None:
+        """Report the end of each running request. The end of the messages means that all have ended."""
         try:
             while True:
                 await self._has_finished.wait()
@@ -350,8 +350,8 @@ class Handover:
 
 
 @contextlib.asynccontextmanager
-async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
-    """A time limit for the block. Raises TakeoverError with this message when it takes longer."""
+async def _time_limit(limit_s: float, late: str) -> AsyncIterator[None]:
+    """A time limit for the block. Raises TakeoverError with the message `late` after it."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -360,21 +360,21 @@ async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
 
 
 async def _await_answer(channel: FdChannel, word: str) -> None:
-    """Wait for this answer of the successor. Raises TakeoverError with the reason if it refuses."""
+    """Wait for this answer of the successor. Raises TakeoverError with the reason of a refusal."""
     answer = (await channel.receive()).content
     if word not in answer:
         raise TakeoverError(str(answer.get("failed", f"it did not say that it is {word}")))
 
 
-async def _send_off(channel: FdChannel, why: str) -> None:
+async def _refuse(channel: FdChannel, why: str) -> None:
     with contextlib.suppress(ChannelClosedError, TimeoutError):
-        async with asyncio.timeout(END_S):  # who doesn't read doesn't learn it
+        async with asyncio.timeout(END_S):  # it may not read
             await channel.send({"refused": why})
     channel.close()
 
 
-async def _ended(pidfd: int, within_s: float | None = None) -> bool:
-    """Wait until the process is gone, and say whether it is. A loop waits by a descriptor once, so this takes its own."""
+async def _wait_for_exit(pidfd: int, within_s: float | None = None) -> bool:
+    """Wait for the end of a process. Returns whether it has ended. Uses a copy of the descriptor: a loop can wait for each only once."""
     ended, own = asyncio.Event(), os.dup(pidfd)
     asyncio.get_running_loop().add_reader(own, ended.set)
     try:
@@ -387,11 +387,11 @@ async def _ended(pidfd: int, within_s: float | None = None) -> bool:
     return ended.is_set()
 
 
-async def _end(pidfd: int) -> None:
-    """End the process. It has a moment to say why it failed, and the system as much to end it."""
-    if not await _ended(pidfd, END_S):
+async def _end_process(pidfd: int) -> None:
+    """End the process. First it has a moment to print the reason of its failure and exit by itself."""
+    if not await _wait_for_exit(pidfd, END_S):
         _kill(pidfd)
-        await _ended(pidfd, END_S)
+        await _wait_for_exit(pidfd, END_S)
 
 
 def _kill(pidfd: int) -> None:
@@ -399,10 +399,10 @@ def _kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
-def _start() -> subprocess.Popen[bytes]:
-    """The program that is installed now, with our own arguments. Raises OSError.
+def _start_successor() -> subprocess.Popen[bytes]:
+    """Start the installed program with our own arguments. Raises OSError.
 
-    Not by the loop: that would leave it copies of its standard streams, and so to all that come after it.
+    Not by asyncio, which would leak copies of its standard streams to the process, and to its own successors.
     """
     options = [] if OPTION in sys.orig_argv else [OPTION]
     stderr = os.dup(2)
@@ -419,8 +419,8 @@ def _start() -> subprocess.Popen[bytes]:
         os.close(stderr)
 
 
-async def _copy(pipe: IO[bytes] | None, lines: deque[str]) -> None:
-    """To our own stderr, and the last lines for who asked."""
+async def _copy_stderr(pipe: IO[bytes] | None, lines: deque[str]) -> None:
+    """Copy the successor's stderr to our own, and to `lines`."""
     stderr = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), pipe)
     while line := await stderr.readline():

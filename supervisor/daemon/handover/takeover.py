@@ -1,7 +1,7 @@
 """The successor's side of an upgrade: it checks everything first, and owns nothing before the commit.
 
 See `handover` for the other side and the steps. Before the predecessor commits, the end of its messages means that the
-hand-over failed. After the commit, it means that the predecessor is dead, and its requests with it.
+handover failed. After the commit, it means that the predecessor is dead, and its requests have ended.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Takeover:
     def __init__(self, connection: socket.socket) -> None:
         self.stores: tuple[
             Store, ...
-        ] = ()  # opened with `pending`; the predecessor finds them as they were if this fails
+        ] = ()  # opened with `pending`: unchanged for the predecessor if the takeover fails
         self._channel = FdChannel(connection)
         self._inheritance: HandoverState
-        self._last: list[tuple[WorkerAdopted, bytes]] = []
+        self._last_messages: list[tuple[WorkerAdopted, bytes]] = []
         self._processes: list[WorkerProcess] = []
         self._running: set[TicketId] = set()  # the predecessor's requests
-        self._following: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
 
     async def request_state(self, address: tuple[str, int]) -> HandoverState:
-        """Request the hand-over. Returns copies of the predecessor's state. The predecessor may first wait for running loads.
+        """Request the handover. Returns copies of the predecessor's state. The predecessor may first wait for running loads.
 
         Raises TakeoverError.
         """
@@ -65,7 +65,7 @@ class Takeover:
         except ChannelClosedError as error:
             raise TakeoverError("The running llmux ended before it handed anything over.") from error
         except (LookupError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
-            raise await self.failed(f"the state of the running llmux can't be read: {error!r}") from error
+            raise await self.report_failure(f"the state of the running llmux can't be read: {error!r}") from error
         return self._inheritance
 
     def check(self, devices: Iterable[DeviceSpec]) -> None:
@@ -79,22 +79,22 @@ class Takeover:
                     "unload it first, or restart."
                 )
 
-    async def failed(self, why: str) -> TakeoverError:
-        """Let the predecessor go on. Returns the error to raise."""
+    async def report_failure(self, why: str) -> TakeoverError:
+        """Report to the predecessor that it must continue. Returns the error to raise."""
         with contextlib.suppress(ChannelClosedError):
             await self._channel.send({"failed": why})
         return TakeoverError(why)
 
-    async def prepared(self) -> None:
+    async def report_prepared(self) -> None:
         """Report that we are ready. Returns after the commit. Raises TakeoverError if the predecessor keeps everything."""
         try:
             await self._channel.send({"prepared": True})
             while "commit" not in (content := (await self._receive()).content):
-                self._last.append(read_last(content, self._channel.pid))
+                self._last_messages.append(read_last(content, self._channel.pid))
         except ChannelClosedError as error:
             raise TakeoverError("The running llmux did not hand over, or has ended.") from error
         except (LookupError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
-            raise await self.failed(f"the state of the running llmux can't be read: {error!r}") from error
+            raise await self.report_failure(f"the state of the running llmux can't be read: {error!r}") from error
 
     async def _receive(self, descriptors: int = 0) -> Message:
         message = await self._channel.receive(descriptors)
@@ -106,10 +106,10 @@ class Takeover:
         """Adopt the workers, then apply the configuration as a reload would. Does not wait."""
         workers, lock = self._inheritance.workers, self._inheritance.lock
         lock.sign()
-        named = {adopted.model for adopted, _ in self._last}
-        specs = tuple(adopted.spec for adopted, _ in self._last if adopted.spec.replica_of not in named)
+        named = {adopted.model for adopted, _ in self._last_messages}
+        specs = tuple(adopted.spec for adopted, _ in self._last_messages if adopted.spec.replica_of not in named)
         daemon.engine.post(replace(configured, models=specs))
-        for adopted, heard in self._last:
+        for adopted, heard in self._last_messages:
             worker = workers.pop((adopted.model, adopted.generation))
             process = worker.process(lock.instance, heard)
             key = adopted.model, adopted.generation
@@ -122,15 +122,15 @@ class Takeover:
             self._running.update(adopted.tickets)
         for worker in workers.values():
             worker.forget()
-        models = tuple(self._overridden(daemon, spec) for spec in configured.models)
+        models = tuple(self._with_override(daemon, spec) for spec in configured.models)
         daemon.engine.post(replace(configured, models=models))
         for model, pin in self._inheritance.pins.items():
             daemon.engine.post(PinRequested(model, pin))
         for model in self._inheritance.unloaded_by_operator:
             daemon.engine.post(UnloadRequested(model))
 
-    def _overridden(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
-        """The specification with an operator's overrides, if they are still valid. Otherwise its worker is replaced."""
+    def _with_override(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
+        """The specification with an operator's overrides, if they are still valid. Otherwise the worker is replaced."""
         values = self._inheritance.overrides.get(spec.id)
         if values is None:
             return spec
@@ -144,7 +144,7 @@ class Takeover:
         daemon.fleet.override(spec.id, override)
         return override.spec
 
-    async def serves(self, daemon: Daemon) -> None:
+    async def report_serving(self, daemon: Daemon) -> None:
         """Report that we listen. Returns once the predecessor has released everything, or is dead."""
         try:
             await self._channel.send({"serving": True})
@@ -155,7 +155,7 @@ class Takeover:
             await store.settle()
         for process in self._processes:
             process.send_line(b"adopt %d\n" % os.getpid())
-        self._following = asyncio.create_task(self._follow(daemon), name="predecessor")
+        self._follow_task = asyncio.create_task(self._follow(daemon), name="predecessor")
 
     @property
     def running(self) -> int:
@@ -163,7 +163,7 @@ class Takeover:
         return len(self._running)
 
     async def _follow(self, daemon: Daemon) -> None:
-        """Follow the ends of the predecessor's requests. At the end of its messages all of them have ended."""
+        """Receive the ends of the predecessor's requests. At the end of its messages all of them have ended."""
         try:
             while True:
                 content = (await self._channel.receive()).content

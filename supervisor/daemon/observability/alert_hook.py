@@ -1,6 +1,6 @@
 """Sends alerts to the operator's webhook and command (`server.alerts`), one after the other, off the engine's turn.
 
-The same alert goes out at most once a minute. What fails is tried again twice; then the log says so, and that alert is given up.
+The same alert is sent at most once a minute. A failed delivery is retried twice; then it is logged and given up.
 The command runs below a shim, as workers do: it has ten seconds, and ends with the daemon.
 """
 
@@ -59,7 +59,7 @@ class AlertHook:
         self._count = 0
 
     def add(self, alert: Alert) -> None:
-        """Queue an alert for sending. Where too many wait it is dropped; the log has it anyway."""
+        """Queue an alert for sending. It is dropped if too many wait; the log has it anyway."""
         if self._config() is None:
             return
         now, about = time.monotonic(), (alert.code, alert.device, alert.model)
@@ -87,7 +87,7 @@ class AlertHook:
                         await asyncio.sleep(pause_s)
 
     async def test(self) -> AlertDelivery:
-        """Send one test alert now. Raises InvalidRequestError where nothing is configured."""
+        """Send a test alert now. Raises InvalidRequestError if no webhook or command is configured."""
         config = self._config()
         if config is None or (config.webhook is None and not config.command):
             raise InvalidRequestError(
@@ -106,7 +106,7 @@ class AlertHook:
         """Send the alert to the webhook. Raises UnavailableError."""
         if config.webhook is None:
             return
-        import httpx  # noqa: PLC0415  # 0.1 s and 3 MiB, which nobody pays without a webhook
+        import httpx  # noqa: PLC0415  # 0.1 s and 3 MiB, only with a webhook
 
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as client:
@@ -119,7 +119,7 @@ class AlertHook:
             raise UnavailableError(f"webhook: it answered {answer.status_code}")
 
     async def _run(self, config: AlertsConfig, message: AlertMessage) -> None:
-        """Run the command with the alert. Raises UnavailableError, or SpawnError where it can't be started."""
+        """Run the command with the alert. Raises UnavailableError, or SpawnError if it can't be started."""
         if not config.command:
             return
         self._count += 1

@@ -1,4 +1,4 @@
-"""Publishes what the engine does (decisions, alerts, models, memory) as events, and writes it into the history.
+"""Publishes the engine's decisions, alerts, models and memory as events, and writes them into the history.
 
 Decisions and alerts are published one by one. A model is published as its whole view, if the view differs from the last
 one published: at once after a change of state, at most five times a second for changed traffic. Memory is published when
@@ -29,12 +29,12 @@ MEMORY_INTERVAL_S: Final = 1.0
 
 
 class Feed:
-    """One for each daemon: `observe` is the engine's observer."""
+    """One for each daemon; `observe` is an observer of the engine."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._published: dict[ModelId, Mark] = {}
-        self._changed: dict[ModelId, None] = {}  # since then, and not published yet
+        self._changed: dict[ModelId, None] = {}  # changed and not published yet
         self._published_devices: list[Device] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
@@ -43,7 +43,7 @@ class Feed:
         daemon.engine.traffic.append(self._observe_traffic)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
-        """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
+        """Subscribe to events from now on. Raises UnavailableError if there are `most` subscribers."""
         daemon = self._daemon
         if not daemon.hub.wants("model"):
             self._published, self._changed = daemon.engine.marks(), {}
@@ -83,7 +83,7 @@ class Feed:
     # models
 
     def _flush_after(self, delay_s: float) -> None:
-        """Compare the models with what was published, and publish the changes. Not within the engine's turn."""
+        """After this delay, compare the models with the published ones, and publish changes. Not within the engine's turn."""
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_s
         if self._flush is not None:

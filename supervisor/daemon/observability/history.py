@@ -29,13 +29,15 @@ class History:
     def __init__(self, *, interval_s: float = INTERVAL_S, points: int = POINTS) -> None:
         self.interval_s = interval_s
         self._points: deque[Point] = deque(maxlen=points)
-        self._last = 0  # number of the newest point; a point's number is its time in intervals
+        self._last_number = 0  # number of the newest point; a point's number is its time in intervals
 
     def sample(self, now: float, values: Mapping[str, float | None]) -> None:
         """Write the values at `now`; only the first ones of an interval count."""
         number = self._ensure_point(now)
-        point = self._at(number)
-        late = len(self._points) > 2 and not self._points[-2].keys() - COUNTED  # a reading just after its interval
+        point = self._point(number)
+        late = (
+            len(self._points) > 2 and not self._points[-2].keys() - COUNTED
+        )  # this reading came just after its interval
         for name, value in values.items():
             point.setdefault(name, value)
             if late and name in self._points[-3]:
@@ -53,7 +55,7 @@ class History:
         began = min(began, ended - self.interval_s)
         rate = amount / (ended - began)
         newest = self._ensure_point(ended)
-        oldest = max(math.floor(began / self.interval_s), self._last - len(self._points) + 1)
+        oldest = max(math.floor(began / self.interval_s), self._last_number - len(self._points) + 1)
         for number in range(oldest, newest + 1):
             start = number * self.interval_s
             covered_s = min(ended, start + self.interval_s) - max(began, start)
@@ -75,13 +77,13 @@ class History:
             self.spread("tokens_per_s", quick, now, now)
 
     def series(self) -> tuple[float, dict[str, list[float | None]]]:
-        """The first point's time, and every name's values, oldest first; None if there was no sample."""
+        """The first point's time, and the values of every name, oldest first; None: no sample."""
         names = dict.fromkeys(COUNTED) | dict.fromkeys(name for point in self._points for name in point)
         table = {
             name: [_rounded(point.get(name, 0.0 if name in COUNTED else None)) for point in self._points]
             for name in names
         }
-        first = self._last - len(self._points) + 1
+        first = self._last_number - len(self._points) + 1
         return first * self.interval_s, table
 
     def _ensure_point(self, now: float) -> int:
@@ -89,17 +91,17 @@ class History:
         number = math.floor(now / self.interval_s)
         if not self._points:
             self._points.append({})
-            self._last = number
-        for _ in range(min(number - self._last, self._points.maxlen or 0)):
+            self._last_number = number
+        for _ in range(min(number - self._last_number, self._points.maxlen or 0)):
             self._points.append({})
-        self._last = max(self._last, number)
+        self._last_number = max(self._last_number, number)
         return number
 
-    def _at(self, number: int) -> Point:
-        return self._points[number - self._last - 1]
+    def _point(self, number: int) -> Point:
+        return self._points[number - self._last_number - 1]
 
     def _add(self, number: int, name: str, amount: float) -> None:
-        point = self._at(number)
+        point = self._point(number)
         point[name] = (point.get(name) or 0.0) + amount
 
 

@@ -1,11 +1,11 @@
 """llmux's metrics, in Prometheus's terms.
 
 They use base units (seconds, bytes, tokens), and counters end in `_total`. Durations of requests have OpenTelemetry's
-names for generative AI. State (memory, queues, models) is read through the read door when a client gets the metrics.
+names for generative AI. State (memory, queues, models) is read from the engine when a client gets the metrics.
 
 Counters and histograms of requests are our own: like prometheus_client's, but without locks, which makes counting ten
-times cheaper. Use them from the event loop's thread only: requests end and metrics are read there. Their lines are made one by
-one, as prometheus_client makes them, so that other tasks may run between two of them.
+times cheaper. Use them from the event loop's thread only: requests end and metrics are read there. Their lines are generated
+one by one, in the format of prometheus_client, so that other tasks may run between two of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.observability import metric_table
 from supervisor.daemon.observability.metric_table import Described
 from supervisor.engine.ticket import Ticket
+from supervisor.gateway.attempt import Usage
 from supervisor.gateway.request import Request
 from supervisor.host.distribution import version
 from supervisor.host.process.threads import in_thread
@@ -40,9 +41,9 @@ MIB: Final = 1024 * 1024
 
 Labels = tuple[str, ...]
 Relabel = Callable[[Labels], Labels | None]
-"""From the labels of what is counted to those of a series that sums several of them; None: it is in no such series."""
+"""Maps the counted labels to the labels of a series that sums several of them; None: not part of any series."""
 Sample = tuple[Labels, float]
-_SUMMED = 256  # series, in a tenth of a millisecond
+_SUMMED = 256  # amounts that are added at once, in a tenth of a millisecond
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -50,16 +51,16 @@ _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 SUCCESS: Final = "success"
 ERROR: Final = "error"
 _NONE: Final = "none"  # the client left before it got a status
-_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504", _NONE)  # what requests for a known model get
-_UNKNOWN: Final = ("400", "404", _NONE)  # and others
+_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504", _NONE)  # of requests for a known model
+_UNKNOWN: Final = ("400", "404", _NONE)  # of requests for unknown models
 _DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double our series, and nobody reads them
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double our series without a use
 
 
 class Metrics:
-    """One for each daemon. Fed by the engine (`observe`), by requests (`finished`) and at the start (`orphans`)."""
+    """One for each daemon. Gets data from the engine (`observe`), from requests (`finished`) and at the start (`orphans`)."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -102,16 +103,16 @@ class Metrics:
         self._decision = Histogram(decision.name, decision.help, buckets=_DECISION, registry=None)
         self.register(self._decision)
         self._refusals = counter(metric_table.REFUSALS)
-        self._sources.append(_States(daemon).lines)
+        self._sources.append(_StateGauges(daemon).lines)
         self._process = ProcessCollector(registry=None)
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
         daemon.on_configure.append(self._begin_known_series)
 
     def _begin_known_series(self) -> None:
-        """Begin the series that can be foreseen at 0: a rate can't see a series' first value as an increase.
+        """Begin all foreseeable series at 0: a rate can't see a series' first value as an increase.
 
-        Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
+        Histograms of requests are left out: they would be thousands of series, and one request hardly matters there.
         """
         for code in RejectCode:
             self._refusals.add((code.value,), 0)
@@ -130,19 +131,19 @@ class Metrics:
             for kind in CrashClass:
                 self._crashes.add((model, kind.value), 0)
 
-    def register(self, few: Collector) -> None:
-        """Show from now on what this collector collects, too, all of it in one turn of the loop."""
-        self._sources.append(lambda: (generate_latest(few).decode(),))
+    def register(self, collector: Collector) -> None:
+        """Add a collector's metrics, which are all collected in one turn of the loop."""
+        self._sources.append(lambda: (generate_latest(collector).decode(),))
 
     def lines(self) -> Iterator[str]:
-        """All metrics in Prometheus's text format. Each piece has samples of one metric only, or begins with the head of one."""
+        """All metrics in Prometheus's text format, in chunks. A chunk continues a metric, or begins with the head of one."""
         for source in self._sources:
             yield from source()
 
     async def own_process(self) -> str:
         """The metrics of the event loop and of the process. A thread counts the descriptors: with thousands that takes long."""
         tasks = metric_table.TASKS.gauge(len(asyncio.all_tasks()))
-        return await in_thread(lambda: generate_latest(_Few(tasks, *self._process.collect())).decode())
+        return await in_thread(lambda: generate_latest(_Collected(tasks, *self._process.collect())).decode())
 
     def orphans(self, count: int) -> None:
         """Count the leftovers that were killed at the start."""
@@ -169,62 +170,69 @@ class Metrics:
                 self._load.observe(base_of(event.model), status.load_s)
 
     def finished(self, ended: Sequence[Request]) -> None:
-        """Count requests that ended. All unknown model names are counted as one: clients could make up any number of them."""
+        """Count requests that ended. All unknown model names are counted as one: clients could invent any number of them."""
         by_name: dict[str | None, list[Request]] = {}
         for request in ended:
             by_name.setdefault(request.name, []).append(request)
         for requested, requests in by_name.items():
             route = None if requested is None else self._daemon.catalog.route(requested)
             name = "unknown" if requested is None or route is None else requested
-            for (tenant, status, result), count in Counted(map(_counted, requests)).items():
+            for (tenant, status, result), count in Counted(map(_outcome_labels, requests)).items():
                 label = self._daemon.clients.label(tenant) if tenant else ""
                 self.requests.add((name, label, str(status or _NONE), result), count)
             if served := [(each, each.attempt.ticket) for each in requests if each.attempt.ticket is not None]:
                 self._count_served(name, served)
 
     def _count_served(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
-        """Count the times and tokens of requests by this name that workers had."""
-        worked, waited, took, firsts = list[float](), list[float](), list[float](), list[float | None]()
-        for each, ticket in served:
-            worked.append(each.ended_at - ticket.admitted)
-            waited.append(ticket.admitted - ticket.arrived)
-            took.append(each.ended_at - each.arrived_at)
-            firsts.append(each.attempt.outcome.first_byte_s)
-        self._worked.observe(name, *worked)
-        self.queue_wait.observe(name, *waited)
-        self._duration.observe(name, *took)
+        """Count the times and tokens of requests by this name that got a worker."""
+        self._observe_times(name, served)
+        self._count_prompts(name, [request.usage for request, _ in served])
+        self._count_completions(name, served)
+
+    def _observe_times(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
+        """Count the times at the worker, in the queue, in total, and to the first byte."""
+        self._worked.observe(name, *[request.ended_at - ticket.admitted for request, ticket in served])
+        self.queue_wait.observe(name, *[ticket.admitted - ticket.arrived for _, ticket in served])
+        self._duration.observe(name, *[request.ended_at - request.arrived_at for request, _ in served])
+        firsts = [request.attempt.outcome.first_byte_s for request, _ in served]
         self._first.observe(name, *[first_s for first_s in firsts if first_s is not None])
-        prompts, completions = 0, 0
-        for (each, _), worked_s, first_s in zip(served, worked, firsts, strict=True):
-            prompt, completion, cached = each.usage
-            if prompt:
-                prompts += prompt
-                if cached is not None:
-                    counts = self.cached.setdefault(name, [0, 0])
-                    counts[0] += prompt
-                    counts[1] += min(cached, prompt)
-            if completion:
-                completions += completion
+
+    def _count_prompts(self, name: str, usages: Sequence[Usage]) -> None:
+        """Count the prompt tokens, and the cached ones of answers that report these."""
+        total = sum(usage.prompt or 0 for usage in usages)
+        if total:
+            self._prompt.add((name,), total)
+        for usage in usages:
+            if usage.prompt and usage.cached is not None:
+                counts = self.cached.setdefault(name, [0, 0])
+                counts[0] += usage.prompt
+                counts[1] += min(usage.cached, usage.prompt)
+
+    def _count_completions(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
+        """Count the completion tokens, and how fast each answer was generated."""
+        total = 0
+        for request, ticket in served:
+            if tokens := request.usage.completion:
+                total += tokens
+                worked_s, first_s = request.ended_at - ticket.admitted, request.attempt.outcome.first_byte_s
                 if worked_s > 0:
-                    self._speed.observe(name, completion / worked_s)
-                if each.stream and first_s is not None and completion > 1:
-                    self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
-        if prompts:
-            self._prompt.add((name,), prompts)
-        if completions:
-            self._completion.add((name,), completions)
+                    self._speed.observe(name, tokens / worked_s)
+                if request.stream and first_s is not None and tokens > 1:
+                    self._per_token.observe(name, max(0.0, worked_s - first_s) / (tokens - 1))
+        if total:
+            self._completion.add((name,), total)
 
 
-def _counted(request: Request) -> tuple[str, int, str]:
-    """Tenant, status and result."""
+def _outcome_labels(request: Request) -> tuple[str, int, str]:
+    """The tenant, status and result of a request."""
     outcome = request.attempt.outcome
     is_success = 0 < outcome.status < 400 and not (outcome.error or request.failure)
     status = outcome.error_status or outcome.status or request.failed_status
     return request.demand.tenant, status, SUCCESS if is_success else ERROR
 
 
-class _Few(Collector):
-    """Collects metrics that were made already."""
+class _Collected(Collector):
+    """A collector of metrics that were collected already."""
 
     def __init__(self, *metrics: Metric) -> None:
         self._metrics = metrics
@@ -233,7 +241,7 @@ class _Few(Collector):
         return self._metrics
 
 
-class _States(Collector):
+class _StateGauges(Collector):
     """Gauges, read from the scheduler at each scrape."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -241,7 +249,7 @@ class _States(Collector):
         self._version = version()
 
     def lines(self) -> Iterator[str]:
-        """The models' figures are all of one moment."""
+        """The lines. All figures of models are of the same moment."""
         models = self._daemon.engine.figures()
         yield from family(metric_table.BUILD, [((self._version,), 1)])
         yield from family(metric_table.MODEL_STATE, (((model.id, model.state.value), 1) for model in models))
@@ -334,7 +342,7 @@ class FastCounter:
         self._amounts[labels] = self._amounts.get(labels, 0) + amount
 
     def lines(self) -> Iterator[str]:
-        """The lines that Prometheus reads, with the amounts as they were when the first line was made."""
+        """The lines for Prometheus. All amounts are of the moment of the first line."""
         counted = tuple(self._amounts.items())
         for metric, relabel in self._families:
             samples = counted if relabel is None else (yield from _sums(counted, relabel))
@@ -342,7 +350,7 @@ class FastCounter:
 
 
 def _sums(counted: Iterable[tuple[Labels, int]], relabel: Relabel) -> Generator[str, None, Iterable[Sample]]:
-    """The amounts by other labels. Yields empty lines meanwhile, so that other tasks may run between them."""
+    """Sum the amounts by other labels. Yields empty lines meanwhile, so that other tasks may run between them."""
     amounts: Counted[Labels] = Counted()
     for at, (each, amount) in enumerate(counted):
         if (labels := relabel(each)) is not None:
@@ -367,7 +375,7 @@ class FastHistogram:
         self._metrics.append(metric)
 
     def expect(self, model: str) -> list[int]:
-        """Show this model from now on, also before its first value. Returns its counts by bucket."""
+        """Show this model, even before its first value. Returns its counts by bucket."""
         self._sums.setdefault(model, 0.0)
         return self._counts.setdefault(model, [0] * len(self._ends))
 

@@ -52,7 +52,7 @@ class RequestLog:
     async def open(self) -> None:
         """Restore the most recent requests, and keep finished ones from now on."""
         self._requests.kept = []
-        with contextlib.suppress(NotSavedError):  # which `Store` has said
+        with contextlib.suppress(NotSavedError):  # `Store` has logged it
             texts = await self._store.run(_stored_views)
             self._requests.restore(one for text in texts if (one := restored(text, self._epoch)) is not None)
 
@@ -75,7 +75,7 @@ class RequestLog:
                 self._has_failed = False
             except NotSavedError as error:
                 self._requests.kept = [*ended, *self._requests.kept][-ENDED:]
-                if not self._has_failed:  # once, and not every few seconds
+                if not self._has_failed:  # only once, not every few seconds
                     log.warning("requests.not_kept", reason=error.message)
                 self._has_failed = True
 

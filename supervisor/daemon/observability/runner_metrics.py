@@ -43,9 +43,9 @@ class RunnerMetrics(Collector):
             free_mib = device.totals.free_mib
             if free_mib is not None and (index := gpus.get(device.id)) is not None:
                 used.add_metric([str(index)], max(0, device.totals.total_mib - free_mib) * MIB)
-        yield from (rate, queue, used, self._parts())
+        yield from (rate, queue, used, self._memory_by_part())
 
-    def _parts(self) -> GaugeMetricFamily:
+    def _memory_by_part(self) -> GaugeMetricFamily:
         """Memory of loaded models by part. Weights and cache of a worker are known only from the model's files."""
         family = metric_table.RUNNER_MODEL_MEMORY.gauge()
         for status in self._daemon.engine.active():
@@ -62,7 +62,7 @@ class RunnerMetrics(Collector):
 
 
 def known_estimate(daemon: Daemon, status: ModelStatus) -> Estimate | None:
-    """The computed footprint of a loaded model, if its weights are a part of their own; else None."""
+    """The computed footprint of a loaded model, if it lists the weights separately; else None."""
     if not status.answering or status.spec.remote or status.id not in daemon.catalog.models:
         return None
     estimate = daemon.fleet.effective(status.id).known_estimate

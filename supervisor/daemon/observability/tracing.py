@@ -31,7 +31,7 @@ Span = tuple[str, str, str | None, float, float]
 """Name, id, its parent's id, and loop times of begin and end."""
 
 
-class _Once(logging.Handler):
+class _FirstWarning(logging.Handler):
     """Copies OpenTelemetry's first warning into llmux's log. A missing collector would repeat it forever."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,7 +53,7 @@ class Tracing:
             remedy = "OpenTelemetry isn't installed; pip install 'llmux-supervisor[otel]'"
             raise ConfigError((f"server.traces: {remedy}",)) from error
         theirs = logging.getLogger("opentelemetry")
-        theirs.handlers, theirs.propagate = [_Once()], False
+        theirs.handlers, theirs.propagate = [_FirstWarning()], False
         self._epoch = epoch
         self._resource = Resource.create({} if _NAME in os.environ else {"service.name": "llmux"})
         self._processor = BatchSpanProcessor(OTLPSpanExporter())
@@ -61,9 +61,9 @@ class Tracing:
     def observe(self, ended: Sequence[Request]) -> None:
         """Export the spans of finished requests. See `InFlight.listeners`."""
         for request in ended:
-            self._observe(request)
+            self._export(request)
 
-    def _observe(self, request: Request) -> None:
+    def _export(self, request: Request) -> None:
         from opentelemetry.sdk.trace import Event, ReadableSpan  # noqa: PLC0415
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags  # noqa: PLC0415
 
@@ -98,10 +98,10 @@ class Tracing:
 
         def flush() -> None:
             self._processor.force_flush(int(FLUSH_S * 1000))
-            with contextlib.suppress(RuntimeError):  # the loop didn't wait for it
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
                 loop.call_soon_threadsafe(is_sent.set)
 
-        threading.Thread(target=flush, daemon=True).start()  # an executor's would keep the process
+        threading.Thread(target=flush, daemon=True).start()  # a thread of an executor would keep the process alive
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await is_sent.wait()

@@ -41,7 +41,7 @@ class Used(NamedTuple):
 
 
 def today() -> date:
-    """Today in this machine's time zone, as for all days of usage."""
+    """Today in this machine's time zone, as all days of usage."""
     return datetime.now().astimezone().date()
 
 

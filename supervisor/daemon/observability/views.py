@@ -102,17 +102,17 @@ def _device_name(status: ModelStatus) -> str | None:
     return " + ".join(status.devices) or None
 
 
-def _parts(status: ModelStatus) -> dict[str, int]:
+def _leases_by_device(status: ModelStatus) -> dict[str, int]:
     """Device → the memory that the worker leases there."""
     return {lease.device: lease.mib for lease in status.leases}
 
 
 def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Memory:
-    """The model's memory. `need`: device where the next load may go → its lease there."""
+    """The model's memory. Its `need`: device on which the next load may run → the lease there."""
     return Memory(
         lease_mib=status.lease_mib,
         measured_mib=status.measured_mib,
-        parts=_parts(status),
+        parts=_leases_by_device(status),
         estimate=_footprint(status.spec.footprint),
         learned={device: footprint.mib for device, footprint in status.spec.learned.items()},
         raised={device: mib for device, mib in status.spec.raised.items()},  # noqa: C416  # of another type
@@ -142,7 +142,7 @@ def _replica(status: ModelStatus, worker: WorkerFacts | None) -> Replica:
         in_flight=status.in_flight,
         lease_mib=status.lease_mib,
         measured_mib=status.measured_mib,
-        parts=_parts(status),
+        parts=_leases_by_device(status),
         **({} if worker is None else asdict(worker)),
     )
 

@@ -54,7 +54,7 @@ async def feed_watchdog() -> None:
         await asyncio.sleep(interval_s)
 
 
-def given() -> tuple[socket.socket, ...]:
+def systemd_sockets() -> tuple[socket.socket, ...]:
     """Take the sockets that systemd bound for us (socket activation), once; none where it didn't.
 
     Raises ValueError for a socket that can't be served, because it isn't TCP. A unix socket would be reached through another

@@ -255,7 +255,7 @@ class ResponseStore:
         if size > self._most_bytes or self._pending_bytes + size > MOST_PENDING:
             log.warning("response.not_kept", response=name, bytes=size, reason="it is too large, or the disk too slow")
             return None
-        self._drop(name)
+        self._forget_size(name)
         self._sizes[name] = size, time.time()
         self._bytes += size
         self._pending_bytes += size
@@ -273,7 +273,7 @@ class ResponseStore:
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.warning("response.not_kept", response=name, reason=str(error))
                 if not replaces:  # else the earlier one is there still
-                    self._drop(name)
+                    self._forget_size(name)
 
         loop = asyncio.get_running_loop()
         self._pending[name] = writing = loop.create_future()
@@ -318,13 +318,13 @@ class ResponseStore:
     async def remove(self, name: str) -> None:
         """Forget it."""
         self._pending.pop(name, None)
-        self._drop(name)
+        self._forget_size(name)
         self._unlink([name])
         await self.flushed()
 
     # -------------------------------------------------------------------------------------------------------------- room
 
-    def _drop(self, name: str) -> None:
+    def _forget_size(self, name: str) -> None:
         size, _ = self._sizes.pop(name, (0, 0.0))
         self._bytes -= size
 
@@ -336,7 +336,7 @@ class ResponseStore:
             if at > before and self._bytes <= self._most_bytes and len(self._sizes) <= self._most:
                 break
             self._pending.pop(name, None)
-            self._drop(name)
+            self._forget_size(name)
             expired.append(name)
         if expired:
             self._unlink(expired)

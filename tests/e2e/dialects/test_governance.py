@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from supervisor.daemon.op_tokens import begin, packed, signed
+from supervisor.daemon.op_tokens import begin, to_text, with_signature
 from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.shell import llmux
@@ -62,7 +62,7 @@ def token(operation="model-unload", fields=FIELDS, signers=("ann", "bob"), now=N
     made = begin(operation, fields, signers, now)
     made = {"opToken": {**made["opToken"], **(changed or {})}}
     for name in signers:
-        made = signed(made, KEYS[name], name)
+        made = with_signature(made, KEYS[name], name)
     return made
 
 
@@ -99,7 +99,7 @@ class TestAccepted:
             ("model-load", "/v1/models/load", {"modelId": "two", "evictModel": "one"}),
             ("model-unload", "/v1/models/unload", {"modelId": "two"}),
         ):
-            made = packed(token(operation, fields))
+            made = to_text(token(operation, fields))
             told = send(daemon, path, {**fields, "verifiedOpToken": made})
             assert told.status_code in (200, 202), told.text
             assert "x-llmux-ignored" not in told.headers
@@ -131,7 +131,7 @@ class TestAttacks:
         made = token()
         assert unload(daemon, made).status_code == 200
         assert refused(daemon, unload(daemon, made)) == "its nonce was used before"
-        assert refused(daemon, unload(daemon, packed(made))) == "its nonce was used before"
+        assert refused(daemon, unload(daemon, to_text(made))) == "its nonce was used before"
 
     def test_replay_in_another_form(self, daemon):
         """The same opToken with other blanks, order and padding is the same token."""
@@ -142,7 +142,7 @@ class TestAttacks:
         assert refused(daemon, unload(daemon, text)) == "its nonce was used before"
 
     def test_many_at_once_with_one_nonce(self, daemon):
-        made = packed(token())
+        made = to_text(token())
         told: list[int] = []
         threads = [threading.Thread(target=lambda: told.append(unload(daemon, made).status_code)) for _ in range(12)]
         for thread in threads:
@@ -255,7 +255,7 @@ class TestRestart:
         daemon = Daemon(tmp_path, config(folder, {"key_file": str(folder / "shared.key"), "signers": ["ann"]}))
         daemon.start()
         try:
-            made = signed(begin("model-unload", FIELDS, ["ann"]), SHARED, None)
+            made = with_signature(begin("model-unload", FIELDS, ["ann"]), SHARED, None)
             assert unload(daemon, made).status_code == 200
             daemon.kill()
             daemon.start()
@@ -316,7 +316,10 @@ class TestSeed:
     def test_fields_that_are_not_signed(self, seeded):
         """Its context is the configuration's alone; that is looked at before."""
         more = {"evictModel": "two", "gpuMemoryBudgetMB": 9000}
-        for made in (jwt(operation="model-load"), signed(begin("model-load", FIELDS, ["ann", "bob"]), SHARED, None)):
+        for made in (
+            jwt(operation="model-load"),
+            with_signature(begin("model-load", FIELDS, ["ann", "bob"]), SHARED, None),
+        ):
             told = send(seeded, "/v1/models/load", {**FIELDS, **more, "verifiedOpToken": made})
             assert told.status_code in (200, 202), told.text
 
@@ -358,7 +361,7 @@ class TestKeyFile:
         daemon.start()
         try:
             assert refused(daemon, send(daemon, "/v1/models/unload", FIELDS)) == "there is none"
-            made = signed(begin("model-unload", FIELDS, ["anybody"]), SHARED, None)
+            made = with_signature(begin("model-unload", FIELDS, ["anybody"]), SHARED, None)
             assert unload(daemon, made).status_code == 200
         finally:
             daemon.stop()
@@ -369,7 +372,7 @@ class TestKeyFile:
         daemon = Daemon(tmp_path, config(folder, {"required": 1}))
         daemon.start()
         try:
-            made = signed(begin("model-unload", FIELDS, ["ann"]), SHARED, None)
+            made = with_signature(begin("model-unload", FIELDS, ["ann"]), SHARED, None)
             assert "/etc/safebox/model-api.key" in refused(daemon, unload(daemon, made))
         finally:
             daemon.stop()
@@ -397,7 +400,7 @@ class TestCommand:
         )
         made = json.loads(told.stdout)
         assert (made["opToken"]["operation"], made["opToken"]["scope"]) == ("cache-flush", "all")
-        assert made == signed(made, SHARED, None)
+        assert made == with_signature(made, SHARED, None)
 
     def test_numbers_are_numbers(self, folder):
         told = self.run(

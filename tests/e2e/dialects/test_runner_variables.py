@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.daemon.op_tokens import begin, signed
+from supervisor.daemon.op_tokens import begin, with_signature
 from tests.support import hf_folder, tiny
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
@@ -91,7 +91,7 @@ def bearer(key: str = ADMIN, **more: str) -> dict[str, str]:
 
 
 def load(runner: Daemon, name: str) -> dict[str, object]:
-    made = signed(begin("model-load", {"modelId": name}, ["anybody"]), SHARED, None)
+    made = with_signature(begin("model-load", {"modelId": name}, ["anybody"]), SHARED, None)
     told = runner.post("/v1/models/load", json={"modelId": name, "verifiedOpToken": made}, headers=bearer())
     assert told.status_code in (200, 202), told.text
     task = told.json()["taskId"]

@@ -11,7 +11,7 @@ from runtimes.registry import REGISTRY
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
-from supervisor.catalog.models.fitting import memory_warnings, pins_warning, specs_on
+from supervisor.catalog.models.fitting import memory_warnings, pins_warning, specs_for_devices
 from supervisor.catalog.models.overrides import overridden
 from supervisor.catalog.sections.sections import LimitsConfig
 from supervisor.core.memory.device_sets import Spread, need_mib, spread
@@ -295,7 +295,7 @@ class TestCheckDevices:
 
     def test_specs_say_why_a_model_has_no_place(self, folder):
         catalog = folder.load("models: {m: {cmd: x, gpus: 2}, n: {cmd: x}}")
-        assert [(spec.id, spec.gpus, spec.trouble) for spec in specs_on(catalog, [self.GPU])] == [
+        assert [(spec.id, spec.gpus, spec.trouble) for spec in specs_for_devices(catalog, [self.GPU])] == [
             ("m", 1, "gpus: 2 GPUs share the model, and it may run on 1"),
             ("n", 1, ""),
         ]
@@ -315,7 +315,7 @@ class TestCheckDevices:
         monkeypatch.setattr(StubAdapter, "divides", divides)
         monkeypatch.setattr(StubAdapter, "offload_key", "layers")
         gpus = [replace(self.GPU, id=DeviceId(f"gpu{number}")) for number in range(3)]
-        (spec,) = specs_on(folder.load(f"models: {{m: {{cmd: x, vram_mib: 4400{keys}}}}}"), gpus)
+        (spec,) = specs_for_devices(folder.load(f"models: {{m: {{cmd: x, vram_mib: 4400{keys}}}}}"), gpus)
         always = [
             "layers leaves a part of it in the main memory",
             "choose a smaller quantisation or context, or other devices",
@@ -336,7 +336,9 @@ class TestCheckDevices:
         there = [replace(self.GPU, id=DeviceId(name)) for name in ("gpu0", "gpu1")][: 2 if devices else 1]
         models = {f"m{number}": {"cmd": "x", "vram_mib": one, "pin": True, "gpus": 1} for number, one in enumerate(mib)}
         catalog = folder.load(yaml.safe_dump({"models": {**models, "free": {"cmd": "x", "vram_mib": 1400}}}))
-        found = [name for name, told in warnings_of(catalog, specs_on(catalog, there), there) if "is pinned" in told]
+        found = [
+            name for name, told in warnings_of(catalog, specs_for_devices(catalog, there), there) if "is pinned" in told
+        ]
         assert found == ([f"m{len(mib) - 1}"] if crowded else [])
 
     @pytest.mark.parametrize(
@@ -359,7 +361,7 @@ class TestCheckDevices:
         folder.write("", "model.gguf")
         entries = {f"m{n}": {"path": "model.gguf", "gpus": 1, "pin": True, **one} for n, one in enumerate(models)}
         catalog = folder.load(yaml.safe_dump({"models": entries}), registry=REGISTRY)
-        specs = [replace(spec, trouble="") for spec in specs_on(catalog, there)]  # the file is none
+        specs = [replace(spec, trouble="") for spec in specs_for_devices(catalog, there)]  # the file is none
         warning = pins_warning(specs, there)
         assert (None if warning is None else warning[0]) == crowded
 

@@ -187,15 +187,15 @@ serve: 1
         model = folder.load(MINIMAL).models["tiny"]
         assert f"path: {folder.path}/tiny.gguf: there is no such file; a sentence without a key" == model.trouble
         folder.write("", "tiny.gguf")
-        assert model.looked_at().troubles == ()
-        assert model.looked_at().looked_at().troubles == ()
+        assert model.refreshed().troubles == ()
+        assert model.refreshed().refreshed().troubles == ()
 
     def test_one_whose_file_is_away_keeps_what_that_said_and_no_limit(self, folder):
         folder.write("", "tiny.gguf")
         before = folder.load(MINIMAL).models["tiny"]
         (folder.path / "tiny.gguf").unlink()
         now = folder.load(f"{MINIMAL}\nlimits: {{keep_alive: {{llm: 60}}}}").models["tiny"]
-        kept = before.troubled(now)
+        kept = before.with_troubles_of(now)
         assert (kept.troubles, kept.config, kept.keep_alive_s) == (now.troubles, before.config, 60)
 
     def test_a_contradiction_in_the_text_is_a_mistake_and_a_missing_file_is_not(self, folder):

@@ -22,10 +22,10 @@ from supervisor.daemon.op_tokens import (
     OpTokens,
     RefusedError,
     begin,
-    packed,
     sign,
-    signed,
+    to_text,
     verify,
+    with_signature,
 )
 from supervisor.errors import ForbiddenError
 from supervisor.host.store.store import Store
@@ -52,7 +52,7 @@ def key(path):
 
 
 def shared(fields=FIELDS, signers=("ann", "bob"), operation="model-load", now=NOW):
-    return signed(begin(operation, fields, signers, now), key(SHARED.key_file), None)
+    return with_signature(begin(operation, fields, signers, now), key(SHARED.key_file), None)
 
 
 def check(token, config=SHARED, operation="model-load", fields=FIELDS, now=NOW):
@@ -73,7 +73,7 @@ def changed(token, **fields):
 class TestAccepted:
     def test_as_an_object_and_as_text(self):
         token = shared()
-        texts = packed(token), json.dumps(token)
+        texts = to_text(token), json.dumps(token)
         assert {check(token), *map(check, texts)} == {(token["opToken"]["nonce"], NOW + VALID_S)}
 
     def test_a_missing_field_is_as_null(self):
@@ -86,13 +86,13 @@ class TestAccepted:
     def test_each_with_a_key_of_its_own(self):
         token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
         for name in ("ann", "bob"):
-            token = signed(token, key(name), name)
-        assert check(packed(token), EACH)
+            token = with_signature(token, key(name), name)
+        assert check(to_text(token), EACH)
 
     @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=4))
     def test_whatever_the_fields_are(self, fields):
         fields = {f"f{name}": value for name, value in fields.items()}
-        assert check(packed(shared(fields)), fields=fields)
+        assert check(to_text(shared(fields)), fields=fields)
 
 
 class TestRefused:
@@ -130,7 +130,7 @@ class TestRefused:
 
     def test_one_holder_of_a_key_can_not_sign_for_two(self):
         token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
-        token = signed(signed(token, key("ann"), "ann"), key("ann"), "bob")
+        token = with_signature(with_signature(token, key("ann"), "ann"), key("ann"), "bob")
         assert refusal(token, EACH) == "the signature of 'bob' is wrong"
 
     def test_keys_of_two_signers_that_are_the_same(self):
@@ -156,12 +156,12 @@ class TestRefused:
     @pytest.mark.parametrize("nonce", ["short", "x" * 257, 12345678, None])
     def test_no_nonce(self, nonce):
         token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
-        token = signed(changed(token, nonce=nonce), key(SHARED.key_file), None)
+        token = with_signature(changed(token, nonce=nonce), key(SHARED.key_file), None)
         assert refusal(token).startswith("its nonce is not")
 
     @pytest.mark.parametrize("issued_at", [None, "now", True, []])
     def test_no_time(self, issued_at):
-        token = signed(changed(shared(), issuedAt=issued_at), key(SHARED.key_file), None)
+        token = with_signature(changed(shared(), issuedAt=issued_at), key(SHARED.key_file), None)
         assert refusal(token) == "issuedAt is not a time in seconds"
 
     @given(VALUES)
@@ -177,8 +177,10 @@ def config(tmp_path):
 
 
 def token_for(config, now=NOW):
-    return packed(
-        signed(begin("model-unload", {"modelId": "m"}, ["ann"], now), config.key_file.read_bytes().strip(), None)
+    return to_text(
+        with_signature(
+            begin("model-unload", {"modelId": "m"}, ["ann"], now), config.key_file.read_bytes().strip(), None
+        )
     )
 
 
@@ -368,7 +370,7 @@ class TestOnce:
                 for each in {nonce, *done}:  # whoever listened sends everything again
                     with contextlib.suppress(RefusedError):
                         if abs(each[1] - now) <= VALID_S:  # as `verify` has it
-                            await tokens._use(str(each), each[1] + VALID_S, now)
+                            await tokens._use_nonce(str(each), each[1] + VALID_S, now)
                             assert each not in done
                             done.add(each)
                 assert len(tokens._forgotten) <= MOST_SPANS
@@ -379,7 +381,7 @@ class TestOnce:
         tokens, now = OpTokens(), NOW
         for number in range(200):
             now += (number * 37 % 400) + 1
-            await tokens._use(f"number {number}", now - 250 + VALID_S, now)
+            await tokens._use_nonce(f"number {number}", now - 250 + VALID_S, now)
         assert len(tokens._forgotten) <= MOST_SPANS
 
     @pytest.mark.parametrize("lost", ["removed", "damaged", "all of it"])
