@@ -255,7 +255,7 @@ class Assembly(PublicNames):
             self._report(node, ("devices",), 'an empty list: nothing could run; write "auto" or name a device')
         return tuple(devices)
 
-    # ------------------------------------------------------------------------------------------------------ models
+    # ----------------------------------------------------------------------------------------------------------- models
 
     def _model_folders(self) -> tuple[Path, ...]:
         """The folders and files in `models_from`, and the model base path."""

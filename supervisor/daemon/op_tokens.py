@@ -71,10 +71,10 @@ class RefusedError(ValueError):
 
 def signed_bytes(op_token: Json) -> bytes:
     """The canonical bytes of `op_token`, as they are signed."""
-    return _canonical_json(op_token).encode()
+    return _sorted_json(op_token).encode()
 
 
-def _canonical_json(value: object) -> str:
+def _sorted_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -129,7 +129,7 @@ def verify(
     requested = {name: value for name, value in fields.items() if value is not None}
     must = requested.keys() & _MODEL if config.signed_fields == "seed" else requested.keys()
     for name in sorted(signed.keys() | must):
-        if _canonical_json(signed.get(name)) != _canonical_json(requested.get(name)):  # true is not 1
+        if _sorted_json(signed.get(name)) != _sorted_json(requested.get(name)):  # true is not 1
             signed_value, requested_value = (
                 repr(one[name]) if name in one else "left out" for one in (signed, requested)
             )

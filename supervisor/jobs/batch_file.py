@@ -32,7 +32,7 @@ _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_text: Final = msgspec.json.Decoder(str).decode
 
 
-# ------------------------------------------------------------------------------------------------------------------ input
+# ---------------------------------------------------------------------------------------------------------------- input
 
 
 class Lines:
@@ -116,7 +116,7 @@ async def _text_of(opened: JsonBody, name: str) -> str | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------------------- output
+# --------------------------------------------------------------------------------------------------------------- output
 
 
 def answer_line(batch: str, number: int, custom_id: str, status: int, request_id: str, body: Bytes) -> list[Bytes]:

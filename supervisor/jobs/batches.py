@@ -89,7 +89,7 @@ class Batches:
         self.jobs.on_sweep.append(self._expire_files)
         self.inference.on_end[Line] = self._record_end
 
-    # -------------------------------------------------------------------------------------------------- start and stop
+    # --------------------------------------------------------------------------------------------------- start and stop
 
     def open(self, store: Store, folder: Path, owners: Mapping[str, str] | None = None) -> None:
         """Continue the stored batches and files. Blocks on a folder. `owners`: see `former_owners`."""
@@ -123,7 +123,7 @@ class Batches:
         task = self._tasks[name] = asyncio.create_task(self._run(work), name=name)
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
-    # ------------------------------------------------------------------------------------------------------- for clients
+    # ------------------------------------------------------------------------------------------------------ for clients
 
     async def add(
         self,
@@ -223,7 +223,7 @@ class Batches:
         await work.is_recovered.wait()
         return work.is_done(job.number)
 
-    # ----------------------------------------------------------------------------------------------------- processing
+    # ------------------------------------------------------------------------------------------------------- processing
 
     async def _run(self, work: Work) -> None:
         batch = work.batch
@@ -452,7 +452,7 @@ class Batches:
         else:
             work.failed += 1
 
-    # ---------------------------------------------------------------------------------------------------------- ending
+    # ----------------------------------------------------------------------------------------------------------- ending
 
     async def _expire_lines(self, work: Work, reading: Lines) -> None:
         """Record each line that isn't done as expired, and end the batch. Raises NotSavedError."""

@@ -27,7 +27,7 @@ from supervisor.host.store.store import Entry, NotSavedError, Store
 from supervisor.schema.job import Purpose
 
 MOST: Final = 10_000
-"""The most files."""
+"""The most files that are kept."""
 FULL_S: Final = 60.0  # `retry-after` of a refused client
 _COLLECTION: Final = "files"  # also the name of the folder
 
@@ -103,7 +103,7 @@ class Files:
         """The bytes of all files on disk."""
         return sum(file.bytes for files in (self._all, self._growing) for file in files.values())
 
-    # ------------------------------------------------------------------------------------------------------- for clients
+    # ------------------------------------------------------------------------------------------------------ for clients
 
     def find(self, file_id: str, owner: str | None, *, is_admin: bool) -> File:
         """The file, for its owner or an admin. Raises NotFoundError."""
@@ -123,7 +123,7 @@ class Files:
         except OSError as error:
             raise NotFoundError(f"The content of {file_id} is gone.", code="file_not_found") from error
 
-    # ----------------------------------------------------------------------------------------------------------- writing
+    # ---------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, owner: str | None, purpose: Purpose) -> File:
         """Create a file, which clients find only after `keep`. Raises UnavailableError."""

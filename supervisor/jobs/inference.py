@@ -39,9 +39,9 @@ from supervisor.jobs.jobs import Jobs, Kind, Progress
 from supervisor.schema.job import State
 
 TRIES: Final = 20
-"""How often a job is sent whose answers have `retry-after`."""
+"""The most tries of a job whose answers have `retry-after`."""
 DEATHS: Final = 3
-"""How often the daemon may die while it sends a job: the job may be the cause."""
+"""The most deaths of the daemon while it sends a job, which may be the cause."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
 
@@ -125,7 +125,7 @@ class InferenceJobs:
                 self.cancel, self._progress, keep_s=lambda: self.config.jobs_keep_s, forget=self._remove_files
             )
 
-    # -------------------------------------------------------------------------------------------------- start and stop
+    # --------------------------------------------------------------------------------------------------- start and stop
 
     def open(self, folder: Path) -> None:
         """Queue the stored jobs again. Blocks on a folder. An unusable folder is logged, and then no jobs are accepted."""
@@ -171,7 +171,7 @@ class InferenceJobs:
         self.config = config
         self._fill_slots()
 
-    # ------------------------------------------------------------------------------------------------------- for clients
+    # ------------------------------------------------------------------------------------------------------ for clients
 
     async def add(
         self,
@@ -259,7 +259,7 @@ class InferenceJobs:
         await self.cancel(job)
         await self.jobs.forget([job])
 
-    # --------------------------------------------------------------------------------------------------------- processing
+    # ------------------------------------------------------------------------------------------------------- processing
 
     def _fill_slots(self) -> None:
         """Start waiting jobs in all free slots."""
@@ -412,7 +412,7 @@ class InferenceJobs:
         step = None if request is None else request.attempt.step
         return Progress() if step is None or not step.steps else Progress(step.step / step.steps)
 
-    # -------------------------------------------------------------------------------------------------------------- disk
+    # ------------------------------------------------------------------------------------------------------------- disk
 
     def make_room(self, size: int) -> None:
         """Free disk space for so many bytes, also of a file, by deleting the oldest results.

@@ -80,7 +80,7 @@ class Loads:
                 load.state, load.reason, load.ended_at = "interrupted", _INTERRUPTED, round(time.time(), 3)
                 self._save(load)
 
-    # ------------------------------------------------------------------------------------------------------ events
+    # ----------------------------------------------------------------------------------------------------------- events
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
@@ -203,7 +203,7 @@ class Loads:
                 self._jobs.wake()
                 self._publish(load)
 
-    # ------------------------------------------------------------------------------------------------------------- views
+    # ------------------------------------------------------------------------------------------------------------ views
 
     def views(self) -> schema.LoadList:
         """All loads, the newest first, and the errors of their estimates."""
@@ -246,7 +246,7 @@ class Loads:
             raise NotFoundError(message, code="load_not_found")
         return load
 
-    # -------------------------------------------------------------------------------------------------------------- storing
+    # ---------------------------------------------------------------------------------------------------------- storing
 
     def _note_state(self, load: Load) -> None:
         """Save and publish a load after a change of its state."""

@@ -1,1 +1,1 @@
-"""Where a configuration comes from: files, variables, folders."""
+"""Loads a configuration from files, variables and folders."""

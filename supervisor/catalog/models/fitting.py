@@ -89,7 +89,7 @@ def usable(kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> froze
 
 
 def processor_warning(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
-    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or so configured.
+    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or is so configured.
 
     Blocks on a small file, once.
     """

@@ -45,7 +45,7 @@ class PublicNames(abc.ABC):
     @abc.abstractmethod
     def _validated(self, model: type[S], node: Node, trail: Trail) -> S | None: ...
 
-    # ------------------------------------------------------------------------------------------------- virtual models
+    # --------------------------------------------------------------------------------------------------- virtual models
 
     def _virtual_models(self, models: Models) -> dict[str, VirtualModel]:
         section = self._section_entries("virtual_models")
@@ -120,7 +120,7 @@ class PublicNames(abc.ABC):
             system_prompt_prefix=config.system_prompt_prefix,
         )
 
-    # ---------------------------------------------------------------------------------------------------------- tasks
+    # ------------------------------------------------------------------------------------------------------------ tasks
 
     def _tasks(self, models: Models, virtual: Mapping[str, VirtualModel]) -> dict[str, Task]:
         tasks: dict[str, Task] = {}

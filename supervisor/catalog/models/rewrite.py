@@ -201,7 +201,7 @@ def _form_text(value: JsonValue) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
 
 
-# ------------------------------------------------------------------------------------------------------ system prompts
+# ------------------------------------------------------------------------------------------------------- system prompts
 
 
 class _Role(msgspec.Struct):

@@ -62,7 +62,7 @@ class Limited(Section):
     def tenant_limits(self) -> TenantLimits:
         """The limits as the scheduler takes them."""
         if self.request_rate is None and self.token_rate is None and self.concurrency is None:
-            return NO_LIMITS  # each request comes here
+            return NO_LIMITS  # fast: each request calls this
         requests, tokens = (None if text is None else rate_of(text) for text in (self.request_rate, self.token_rate))
         return TenantLimits(requests, tokens, self.concurrency)
 

@@ -252,7 +252,7 @@ class Reloader:
                 moving = (path for path in files if before.get(path) != after[path])
                 return ConfigError(tuple(f"{path}: {MOVING}; {remedy}" for path in moving)), self._read_stamps
 
-    # ------------------------------------------------------------------------------------------------- off the loop
+    # ----------------------------------------------------------------------------------------------------- off the loop
 
     def _stamps(self) -> Stamps:
         return _stamps(self.files())
@@ -304,7 +304,7 @@ class Reloader:
             path = self._daemon.catalog.server.api_keys
             yield f"{path}: no keys are left of {keys}, so every program here could use and stop your models; {insist}"
 
-    # -------------------------------------------------------------------------------------------- in one turn of the loop
+    # ------------------------------------------------------------------------------------------ in one turn of the loop
 
     def _apply(self, prepared: _Prepared) -> None:
         daemon, after = self._daemon, prepared.catalog

@@ -110,7 +110,7 @@ class Handover:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------------------------------------------------- starting a successor
+    # --------------------------------------------------------------------------------------------- starting a successor
 
     async def upgrade(self) -> Upgrade:
         """Start the installed program, with our own arguments, as our successor. Returns once it serves.
@@ -161,7 +161,7 @@ class Handover:
             for each in begins:
                 each.cancel()
 
-    # -------------------------------------------------------------------------------------------------- the hand-over
+    # ---------------------------------------------------------------------------------------------------- the hand-over
 
     def _accept(self, channel: FdChannel) -> None:
         task = asyncio.create_task(self._serve_successor(channel), name="hand-over")
@@ -328,7 +328,7 @@ class Handover:
         self.running = self._daemon.engine.queue().in_flight
         log.info("upgrade.handed_over", successor=channel.pid, running=self.running)
 
-    # ------------------------------------------------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------------------------------------------------- afterwards
 
     def _note_end(self, ticket: TicketId) -> None:
         self._finished.append(ticket)
