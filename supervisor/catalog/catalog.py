@@ -69,9 +69,9 @@ TASK = "task:"
 class Learned:
     """The figures measured of models, by footprint key."""
 
-    mib: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # what each took on a device
-    load_s: Mapping[str, float] = field(default_factory=dict)  # how long the last load took
-    raised: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # MiB: a load with less ran out of memory
+    mib: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # MiB that a model took on a device
+    load_s: Mapping[str, float] = field(default_factory=dict)  # duration of the last load
+    raised: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # MiB; a load with less ran out of memory
 
 
 NOTHING_LEARNED = Learned()
@@ -403,14 +403,14 @@ class Catalog:
 
     @property
     def policy(self) -> Policy:
-        """How models compete for memory."""
+        """The policy by which models compete for memory."""
         models = (self.resolve(name).model.id for name in self.limits.default_models)
         return replace(self.limits.policy(), default_models=tuple(dict.fromkeys(models)))
 
     @cached_property
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
-        bare = {name.removeprefix(TASK): task for name, task in self.tasks.items()}  # where no model has that name
+        bare = {name.removeprefix(TASK): task for name, task in self.tasks.items()}  # only if no model has that name
         hub = {
             name: Route(name, only, only.rewrite)
             for name, (only, *others) in self._models_by_hub_name.items()
