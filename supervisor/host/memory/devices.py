@@ -10,7 +10,6 @@ from typing import Final, Literal
 
 from runtimes.device_kind import CUDA, ROCM, VULKAN, DeviceKind, DeviceWanted
 from supervisor.errors import ConfigError
-from supervisor.host.environments.recipe import Device
 from supervisor.host.memory.amd import AmdDriver
 from supervisor.host.memory.host_memory import HostMemory
 from supervisor.host.memory.memory import (
@@ -162,7 +161,7 @@ def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[s
     return matches[0]
 
 
-def detect() -> Device:
+def detect() -> Literal["cpu", "cuda", "rocm"]:
     """The kind of device for environments: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
     with contextlib.suppress(DriverUnavailableError):
         if NvmlSession().find():

@@ -261,7 +261,9 @@ class Store:
                 )
 
         def apply() -> None:
-            self._entries = {entry: text for entry, text in self._entries.items() if entry not in changes} | put
+            for entry in changes:
+                self._entries.pop(entry, None)
+            self._entries.update(put)
             self.trouble = None
 
         try:

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,19 @@ class TestRemembering:
         again = await Store.open(tmp_path / "db")
         assert again.items("a") == {"new": 2}
         await again.close()
+
+    async def test_a_change_is_seen_only_once_it_is_on_disk(self, tmp_path):
+        state = await Store.open(tmp_path / "db")
+        await change(state, {("a", "old"): 1, ("a", "other"): 3})
+        goes_on = threading.Event()
+        blocking = asyncio.create_task(state.run(lambda _file: goes_on.wait(LIMIT_S)))
+        changing = asyncio.create_task(change(state, {("a", "old"): None, ("a", "new"): 2}))
+        await asyncio.sleep(0.05)
+        assert state.items("a") == {"old": 1, "other": 3}
+        goes_on.set()
+        await asyncio.gather(blocking, changing)
+        assert state.items("a") == {"new": 2, "other": 3}
+        await state.close()
 
     async def test_what_was_got_is_ones_own(self, tmp_path):
         state = await Store.open(tmp_path / "db")
