@@ -43,7 +43,7 @@ def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: E
     None: another process has started a daemon meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
     """
     with contextlib.ExitStack() as ends:
-        with files.alone_in(state_dir):  # two commands at the same time start one daemon
+        with files.locked_folder(state_dir):  # two commands at the same time start one daemon
             url = None if is_daemon(usual) else _start_daemon(arguments, state_dir / LOG, ends)
         if url is not None:
             echo(

@@ -323,7 +323,7 @@ class Worker:
             await asyncio.sleep(min(self._limits.first_byte_s, self._limits.stream_idle_s) / LOOKS)
             steps = await steps_of(upstream, path) if upstream.is_busy else {}
             if steps and steps != before:
-                upstream.works()
+                upstream.note_progress()
                 before = steps
 
 

@@ -278,11 +278,11 @@ class TestBuilds:
         environments.update(NAME, machine.runtimes, said.append, Wanted(PINNED))
         assert machine.used() == (PINNED, "vulkan")
         assert not machine.releases.asked
-        assert [link.name for link in venvs.built(NAME, machine.runtimes)] == [f"{NAME}@{PINNED}", f"{NAME}@{OTHER}"]
+        assert [link.name for link in venvs.build_links(NAME, machine.runtimes)] == [f"{NAME}@{PINNED}", f"{NAME}@{OTHER}"]
         row = environments.row(NAME, machine.runtimes, check=False)
         assert (row["build"], row["builds"]) == (PINNED, [PINNED, OTHER])
         assert venvs.remove(NAME, machine.runtimes, build=OTHER)
-        assert [link.name for link in venvs.built(NAME, machine.runtimes)] == [f"{NAME}@{PINNED}"]
+        assert [link.name for link in venvs.build_links(NAME, machine.runtimes)] == [f"{NAME}@{PINNED}"]
         assert machine.used() == (PINNED, "vulkan")
 
     def test_an_older_one_of_ours_takes_no_newer_ones_place(self, machine):

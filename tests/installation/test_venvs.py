@@ -105,7 +105,7 @@ class TestInstall:
         venvs.install(lock(), tmp_path / "runtimes", quiet)
         lines: list[str] = []
         removing = threading.Thread(target=venvs.remove, args=("demo", tmp_path / "runtimes", lines.append))
-        with files.turn(tmp_path / "runtimes/.envs/demo/lock", lambda: None):
+        with files.locked(tmp_path / "runtimes/.envs/demo/lock", lambda: None):
             removing.start()
             wait_until(lambda: lines == ["waiting for another installation to finish"])
         removing.join()

@@ -83,7 +83,7 @@ class TestShim:
             with say:
                 for piece in flood:
                     await asyncio.to_thread(say.write, piece)
-                kept = len(worker._heard)
+                kept = len(worker._partial_report)
             worker.abandon()
             await worker.wait()
             return kept

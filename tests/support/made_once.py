@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from supervisor.host.environments import venvs
-from supervisor.host.store.files import turn
+from supervisor.host.store.files import locked
 from tests.support import environments
 from tests.support.build_llama_server import CACHE
 from tests.support.limits import LIMIT_S
@@ -42,7 +42,7 @@ def made(
     path = FOLDER / f"{stem}-{hashlib.sha256(told.encode()).hexdigest()[:16]}{suffix}"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        with turn(FOLDER / f".{path.name}.lock", lambda: None):
+        with locked(FOLDER / f".{path.name}.lock", lambda: None):
             if not path.exists():
                 aside = FOLDER / f".{path.name}.part{suffix}"
                 _remove(aside)  # whoever made it was killed

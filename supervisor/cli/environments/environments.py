@@ -227,7 +227,7 @@ def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
         "device": environment.device,
         "build": environment.build,
         "kind": environment.kind,
-        "builds": [link.name.partition("@")[2] for link in venvs.built(name, runtimes_dir)],
+        "builds": [link.name.partition("@")[2] for link in venvs.build_links(name, runtimes_dir)],
         "versions": versions(recipe, environment),
         "packages": list(environment.packages),
         "size_mib": environment.size_bytes() >> 20,

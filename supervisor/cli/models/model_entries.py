@@ -76,7 +76,7 @@ class Target:
 
         Raises LlmuxError, OSError.
         """
-        with files.alone_in(self.path.resolve().parent):
+        with files.locked_folder(self.path.resolve().parent):
             yield target(self.path)
 
     def write(self, text: str) -> None:

@@ -40,7 +40,7 @@ from supervisor.engine.engine import Engine
 from supervisor.engine.handover_messages import TakeoverError
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.local import LocalLauncher
-from supervisor.host.environments.venvs import sweep_aside
+from supervisor.host.environments.venvs import sweep_in_background
 from supervisor.host.process import notify
 from supervisor.host.process.fd_channel import connect, goes_on_listening
 from supervisor.host.process.leftover_containers import settle_all
@@ -90,7 +90,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     state_dir = catalog.server.state_dir
     predecessor = connect(state_dir / SOCKET) if takeover else None
     if predecessor is not None:
-        sweep_aside(catalog.server.runtimes_dir)
+        sweep_in_background(catalog.server.runtimes_dir)
         become_subreaper()
         with signals_end():
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
@@ -104,7 +104,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.has_ended)
         for note, trouble in settle_all(state_dir / LOGS):
             log.warning("remains.ended", note=note.name, trouble=trouble)
-        sweep_aside(catalog.server.runtimes_dir)
+        sweep_in_background(catalog.server.runtimes_dir)
         become_subreaper()
         given = take_given()
         with contextlib.closing(open_listeners(given, catalog.server, keyring)) as listeners, signals_end():

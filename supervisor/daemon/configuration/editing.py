@@ -195,7 +195,7 @@ class Editor:
     def _replace_text(self, before: _File, text: str) -> None:
         """Replace the file's text. Blocks. Raises ChangedError, ReadOnlyError."""
         try:
-            with files.alone_in(self._base.resolve().parent):
+            with files.locked_folder(self._base.resolve().parent):
                 if self._read_current().text != before.text:
                     raise _changed_error(self._base)
                 self._versions.keep(before.text)

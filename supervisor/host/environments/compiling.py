@@ -113,11 +113,11 @@ def causes(lines: Sequence[str]) -> list[str]:
     found = []
     for at, line in enumerate(lines):
         if _CAUSE.search(line) is not None and not line.startswith(FAILED):
-            found.append(" ".join((line.strip(), *_below(lines[at : at + 1 + BELOW]))))
+            found.append(" ".join((line.strip(), *_indented_below(lines[at : at + 1 + BELOW]))))
     return found
 
 
-def _below(lines: Sequence[str]) -> list[str]:
+def _indented_below(lines: Sequence[str]) -> list[str]:
     """The lines after the first, up to one that is not indented further than it."""
     first, *others = (len(line) - len(line.lstrip()) for line in lines)
     return [line.strip() for line, _ in takewhile(lambda pair: pair[1] > first, zip(lines[1:], others, strict=True))]

@@ -79,7 +79,7 @@ def live(builds: Path) -> set[Path]:
 
 
 @contextmanager
-def alone(environment: Path) -> Iterator[bool]:
+def retire(environment: Path) -> Iterator[bool]:
     """Does nobody use it? Then its record is deleted, so that nobody can from now on."""
     with ExitStack() as opened:
         try:

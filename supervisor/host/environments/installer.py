@@ -95,9 +95,9 @@ def fill(
     )
     install = [program, "pip", "install", "--python", str(path / "bin" / "python"), "--compile-bytecode"]
     locks = [word for lock in recipe.locks(device) for word in ("--requirement", str(lock))]
-    _install([*install, "--require-hashes", "--no-deps", *locks], environ, progress, path.parent, device)
+    _install_packages([*install, "--require-hashes", "--no-deps", *locks], environ, progress, path.parent, device)
     if recipe.torch is not None and device is not None and recipe.torch_lock not in recipe.locks(device):
-        run([*install, *_torch(recipe.torch, device, links, version_of(path))], environ, progress)
+        run([*install, *_torch_requirements(recipe.torch, device, links, version_of(path))], environ, progress)
     if build is not None:
         progress(f"compiling {', '.join(pinned(recipe.build_lock))} for {device}: ten minutes to an hour")
         # Made anew each time: uv's cache doesn't tell builds of other options apart. What it is built with isn't compiled.
@@ -106,16 +106,18 @@ def fill(
         temporary = path / "building"  # so that what is half done goes with the environment
         temporary.mkdir()
         building = compiling.environment(build, temporary, environ)
-        _install([*install, *anew, "--requirement", str(recipe.build_lock)], building, progress, path.parent, device)
+        _install_packages(
+            [*install, *anew, "--requirement", str(recipe.build_lock)], building, progress, path.parent, device
+        )
         shutil.rmtree(temporary)
         run([str(path / "bin" / "python"), "-I", "-c", f"import {build.module}"], environ, progress)
         if build.program is not None:
             link = path / "bin" / Path(build.program).name
             link.symlink_to(site_packages(path) / build.module / build.program)
             run([str(link), "--version"], environ, progress)  # it finds its libraries
-    _finish(path, recipe, device)
+    _prune_and_claim(path, recipe, device)
     if package is not None:
-        _unpack(
+        _unpack_program(
             path,
             recipe,
             package,
@@ -132,7 +134,9 @@ def libraries(path: Path) -> dict[str, object]:
     return {"library_path": [str(folder) for folder in folders]}
 
 
-def _unpack(path: Path, recipe: Recipe, package: Package, add: Callable[[Path], None], progress: Progress) -> None:
+def _unpack_program(
+    path: Path, recipe: Recipe, package: Package, add: Callable[[Path], None], progress: Progress
+) -> None:
     """Unpack the archive's program, with the libraries of its kind from the package index, else from the release."""
     assert recipe.archives is not None
     folder = path / UNPACKED
@@ -154,11 +158,11 @@ def _unpack(path: Path, recipe: Recipe, package: Package, add: Callable[[Path], 
     if not os.access(program, os.X_OK):
         raise InstallError(f"The archive has no program {program.name}.")
     (path / "bin" / program.name).symlink_to(program)
-    if lacking := list(_lacking(path, folder)):
+    if lacking := list(_unmet_needs(path, folder)):
         raise InstallError(f"{package.kind} of {package.build} can't run here: {'; '.join(lacking)}")
 
 
-def _lacking(path: Path, folder: Path) -> Iterator[str]:
+def _unmet_needs(path: Path, folder: Path) -> Iterator[str]:
     """The libraries that the unpacked files need, and that neither they, nor the environment, nor the system has."""
     wanted = needs(file for file in folder.rglob("*") if file.is_file())
     there = {file.name for root in (folder, site_packages(path)) for file in root.rglob("*.so*")}
@@ -170,7 +174,7 @@ def _lacking(path: Path, folder: Path) -> Iterator[str]:
             yield f"{name} is missing ({PACKAGES.get(name, 'its package may have the same name')})"
 
 
-def _install(
+def _install_packages(
     argv: Sequence[str], environ: Mapping[str, str], progress: Progress, folder: Path, device: Device | None
 ) -> None:
     """As `run`. Where a compiler fails, which says more than a person reads, the error has the causes, a file in the
@@ -230,7 +234,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
     """
     lines: list[str] = []
     with (
-        _ended_by_signals() as let_in,
+        _ended_by_signals() as deliver,
         subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -244,7 +248,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
     ):
         assert process.stdout is not None
         try:
-            let_in()
+            deliver()
             for line in process.stdout:
                 if text := line.rstrip():
                     lines.append(text)
@@ -281,7 +285,7 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
         else:
             sys.exit(128 + number)
 
-    def let_in() -> None:
+    def deliver() -> None:
         nonlocal is_open
         is_open = True
         if came:
@@ -294,7 +298,7 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
                 taken[number] = usual
                 signal.signal(number, take)
     try:
-        yield let_in
+        yield deliver
     finally:
         for number, usual in taken.items():
             signal.signal(number, usual)
@@ -327,7 +331,7 @@ def _pip_links() -> list[str]:
     return links
 
 
-def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int, int]) -> list[str]:
+def _torch_requirements(version: str, device: Device, links: Sequence[str], python: tuple[int, int]) -> list[str]:
     """The requirements for torch's build of this device."""
     named = torch_backend(device)
     if named is None and (local := local_torch(version, device, links, python)) is not None:
@@ -337,7 +341,7 @@ def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int
     return [f"torch=={version}", "--torch-backend", named or ("auto" if device == "rocm" else device)]
 
 
-def _finish(path: Path, recipe: Recipe, device: Device | None) -> None:
+def _prune_and_claim(path: Path, recipe: Recipe, device: Device | None) -> None:
     packages = site_packages(path)
     for pattern in recipe.prune:
         for file in packages.glob(pattern):

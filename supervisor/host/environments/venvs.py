@@ -116,7 +116,7 @@ def install(
     wanted = recipe.digest()
     builds = runtimes_dir / STORE / name
     builds.mkdir(parents=True, exist_ok=True)
-    with _turn(builds, progress):
+    with _install_lock(builds, progress):
         current = installed(name, runtimes_dir)
         if not recipe.varies:
             device = None
@@ -128,25 +128,25 @@ def install(
         for there in (current, installed(f"{name}@{build}", runtimes_dir) if build is not None else None):
             if there is not None and there.is_made_so(wanted, device, python, build, kind):
                 if there is not current:
-                    _point(runtimes_dir / name, there.path)
+                    _point_link(runtimes_dir / name, there.path)
                     progress(f"{name}: build {build} is there already, and is used from now on")
                 else:
                     progress(f"{name}: already installed in {there.path}")
                 return there
-        _sweep(name, runtimes_dir)
+        _remove_unused(name, runtimes_dir)
         path = builds / f"{wanted}-{secrets.token_hex(4)}"
         try:
             installer.fill(path, recipe, device, python, progress, package)
             facts = {} if package is None else {"build": build, "kind": kind, **installer.libraries(path)}
-            _record(path, wanted, device, python, facts)
-            _record(path, wanted, device, python, {**facts, **prove(path)})
+            _write_record(path, wanted, device, python, facts)
+            _write_record(path, wanted, device, python, {**facts, **prove(path)})
             if build is not None:
-                _point(runtimes_dir / f"{name}@{build}", path)
-            _point(runtimes_dir / name, path)
+                _point_link(runtimes_dir / f"{name}@{build}", path)
+            _point_link(runtimes_dir / name, path)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
-        _sweep(name, runtimes_dir)
+        _remove_unused(name, runtimes_dir)
         environment = installed(name, runtimes_dir)
         assert environment is not None
         kind = f" for {device}" if device is not None else ""
@@ -162,29 +162,29 @@ def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: Non
     builds = runtimes_dir / STORE / name
     if not builds.is_dir():
         return False
-    with _turn(builds, progress):
-        links = [runtimes_dir / name, *built(name, runtimes_dir)]
+    with _install_lock(builds, progress):
+        links = [runtimes_dir / name, *build_links(name, runtimes_dir)]
         if build is not None:
             removed = (runtimes_dir / f"{name}@{build}").resolve()
             links = [link for link in links if link.resolve() == removed]
         existed = [link for link in links if link.is_symlink()]
         for link in existed:
             link.unlink()
-        _sweep(name, runtimes_dir)
+        _remove_unused(name, runtimes_dir)
         return bool(existed)
 
 
-def built(name: str, runtimes_dir: Path) -> list[Path]:
+def build_links(name: str, runtimes_dir: Path) -> list[Path]:
     """The links to a runtime's builds that stand side by side."""
     return sorted(runtimes_dir.glob(f"{glob.escape(name)}@*"))
 
 
 def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
     """The runtime's replaced or removed environments that are still in use."""
-    return tuple(build for build in _replaced(name, runtimes_dir) if env_lease.in_use(build))
+    return tuple(build for build in _replaced_builds(name, runtimes_dir) if env_lease.in_use(build))
 
 
-def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
+def sweep_in_background(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
     """Remove replaced environments that nobody uses, of one runtime or of all.
 
     Runs on a thread that nobody has to wait for: if it is interrupted, the next one goes on.
@@ -192,8 +192,8 @@ def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread
 
     def sweep() -> None:
         for builds in (runtimes_dir / STORE).glob(name or "*"):
-            with suppress(OSError), _turn(builds, lambda _line: None):  # not ours to sweep, perhaps
-                _sweep(builds.name, runtimes_dir)
+            with suppress(OSError), _install_lock(builds, lambda _line: None):  # not ours to sweep, perhaps
+                _remove_unused(builds.name, runtimes_dir)
 
     thread = threading.Thread(target=sweep, name="sweep environments", daemon=True)
     thread.start()
@@ -204,19 +204,19 @@ def give_back(lease: EnvLease) -> None:
     """End a worker's lease. The last one removes a replaced environment in the background."""
     lease.record.close()
     if env_lease.is_replaced(lease.environment):
-        sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
+        sweep_in_background(lease.environment.parents[2], lease.environment.parent.name)
 
 
-def _turn(builds: Path, progress: Progress) -> AbstractContextManager[bool]:
+def _install_lock(builds: Path, progress: Progress) -> AbstractContextManager[bool]:
     """One installer of a runtime at a time."""
-    return files.turn(builds / "lock", lambda: progress("waiting for another installation to finish"))
+    return files.locked(builds / "lock", lambda: progress("waiting for another installation to finish"))
 
 
 def _size_bytes(path: Path) -> int:
     return sum(Path(folder, file).lstat().st_size for folder, _, files in os.walk(path) for file in files)
 
 
-def _record(
+def _write_record(
     path: Path, wanted: str, device: Device | None, requested_python: str | None, facts: Mapping[str, object]
 ) -> None:
     found = importlib.metadata.distributions(path=[str(installer.site_packages(path))])
@@ -237,7 +237,7 @@ def _record(
         record.write_text(text, encoding="utf-8")
 
 
-def _point(link: Path, target: Path) -> None:
+def _point_link(link: Path, target: Path) -> None:
     """Rename a new link over the old one, in one step."""
     if link.is_dir() and not link.is_symlink():
         raise InstallError(f"{link} is a folder that llmux did not make; move it away")
@@ -246,18 +246,18 @@ def _point(link: Path, target: Path) -> None:
     aside.replace(link)
 
 
-def _sweep(name: str, runtimes_dir: Path) -> None:
+def _remove_unused(name: str, runtimes_dir: Path) -> None:
     """Remove this runtime's unused builds except the live one. Needs the turn."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()
-    for path in _replaced(name, runtimes_dir):
-        with env_lease.alone(path) as ours:
+    for path in _replaced_builds(name, runtimes_dir):
+        with env_lease.retire(path) as ours:
             if ours:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _replaced(name: str, runtimes_dir: Path) -> Iterator[Path]:
+def _replaced_builds(name: str, runtimes_dir: Path) -> Iterator[Path]:
     builds = runtimes_dir / STORE / name
     live = env_lease.live(builds)
     for path in builds.iterdir() if builds.is_dir() else ():

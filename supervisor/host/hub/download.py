@@ -114,11 +114,11 @@ def resume(
     origin: Origin,
     notify: Notify,
     stop: threading.Event,
-    came: Callable[[int], None] = lambda _there: None,
+    on_progress: Callable[[int], None] = lambda _there: None,
 ) -> None:
     """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come. Blocks.
 
-    `came` gets the size of the part as it grows. Raises the origin's errors; OSError of the disk, InterruptedError once
+    `on_progress` gets the size of the part as it grows. Raises the origin's errors; OSError of the disk, InterruptedError once
     `stop` is set: the part stays.
     """
     fruitless = 0
@@ -129,7 +129,7 @@ def resume(
         while (there := out.tell()) < file.size:
             problem: Exception = EOFError("the answer ended early")
             try:
-                _read(file, out, origin, stop, came)
+                _append_rest(file, out, origin, stop, on_progress)
             except Exception as error:  # whatever broke, what has come is kept and checked
                 if isinstance(error, OSError) and not hasattr(error, "response"):  # the disk's, or it was stopped
                     raise
@@ -148,7 +148,7 @@ def pause(fruitless: int, stop: threading.Event) -> None:
         raise InterruptedError
 
 
-def up_to(response: Response, size: int) -> bytes:
+def read_up_to(response: Response, size: int) -> bytes:
     """The first bytes of its body, at most so many; little more is read."""
     found = bytearray()
     for chunk in response.iter_bytes():
@@ -163,7 +163,9 @@ def line_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came: Callable[[int], None]) -> None:
+def _append_rest(
+    file: File, out: BinaryIO, origin: Origin, stop: threading.Event, on_progress: Callable[[int], None]
+) -> None:
     """Request the missing bytes and append them, up to the file's size and never more."""
     there = out.tell()
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
@@ -174,6 +176,6 @@ def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came
             if stop.is_set():
                 raise InterruptedError
             out.write(chunk[: file.size - out.tell()])
-            came(out.tell())
+            on_progress(out.tell())
             if out.tell() == file.size:  # the rest would be none of it
                 break

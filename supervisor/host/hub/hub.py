@@ -22,7 +22,7 @@ from urllib.parse import quote, urljoin
 
 from runtimes.model_config import Source
 from supervisor.errors import LlmuxError
-from supervisor.host.hub.download import TIMEOUT_S, File, Origin, Response, line_of, up_to
+from supervisor.host.hub.download import TIMEOUT_S, File, Origin, Response, line_of, read_up_to
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -100,7 +100,7 @@ def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
     try:
         while url:
             with answer(url, params=params) as response:
-                text = _whole(response, left, f"{repo}: the hub's listing of it")
+                text = _read_all(response, left, f"{repo}: the hub's listing of it")
                 following = response.links.get("next", {}).get("url", "")
             yield json.loads(text)
             left -= max(len(text), PAGE_BYTES)
@@ -118,7 +118,7 @@ def content(listing: Listing, file: File) -> bytes:
     what = f"{listing.repo}: {file.name}"
     try:
         with answer(listing.url(file)) as response:
-            found = _whole(response, min(file.size, DESCRIPTION_BYTES), what)
+            found = _read_all(response, min(file.size, DESCRIPTION_BYTES), what)
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
     if not file.is_content(BytesIO(found)):
@@ -131,7 +131,7 @@ def head(listing: Listing, file: File, size: int) -> bytes:
     headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
     try:
         with answer(listing.url(file), headers) as response:
-            return up_to(response, size)  # a hub that knows no ranges sends it all
+            return read_up_to(response, size)  # a hub that knows no ranges sends it all
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
 
@@ -148,7 +148,7 @@ def look(source: Source) -> Listing:
         gated, commit = bool(info.get("gated")), commit_of(repo, info["sha"])
     except (LookupError, TypeError, AttributeError) as error:
         raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
-    return Listing(repo, commit, gated, tuple(found[name] for name in _chosen(source, sorted(found))))
+    return Listing(repo, commit, gated, tuple(found[name] for name in _select_files(source, sorted(found))))
 
 
 def commit_of(repo: str, commit: object) -> str:
@@ -173,9 +173,9 @@ def file_of(repo: str, name: object, size: object, digest: object) -> File:
     return File(name, size, digest)
 
 
-def _whole(response: Response, size: int, what: str) -> bytes:
+def _read_all(response: Response, size: int, what: str) -> bytes:
     """The body of an answer. Raises HubError for one that is longer."""
-    found = up_to(response, size + 1)
+    found = read_up_to(response, size + 1)
     if len(found) > size:
         raise HubError(f"{what} is longer than {size} bytes; don't use it.")
     return found
@@ -196,7 +196,7 @@ def client() -> ModuleType:
     return huggingface_hub
 
 
-def _chosen(source: Source, names: Sequence[str]) -> list[str]:
+def _select_files(source: Source, names: Sequence[str]) -> list[str]:
     """The wanted files. Raises HubError for a pattern that fits none."""
     if source.files:
         chosen: list[str] = []

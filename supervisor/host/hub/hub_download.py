@@ -25,11 +25,11 @@ from typing import Final, TypeVar
 from supervisor.host.hub import download
 from supervisor.host.hub.download import TIMEOUT_S, File, Notify, line_of, pause
 from supervisor.host.hub.hub import OWN, REFUSED, HubError, Listing, client, explained
-from supervisor.host.store.files import lock, replacing, turn
+from supervisor.host.store.files import lock, locked, replacing
 
 RECORD: Final = f"{OWN}.json"
 LOCK: Final = f"{OWN}.lock"
-ASIDE: Final = f"{OWN}.hub"
+WORK_FOLDER: Final = f"{OWN}.hub"
 AT_ONCE: Final = 4
 HEEDS_CTRL_C_S: Final = 0.5
 BESIDE_BYTES: Final = 16 << 20
@@ -65,7 +65,7 @@ class Copy:
         self.listing = listing
         self.folder = folder
         self._writing = threading.Lock()
-        self._came: set[str] = set()
+        self._fetched: set[str] = set()
         self._with_hub: File | None = None
 
     def missing(self, *, verify: bool = False) -> list[File]:
@@ -75,21 +75,21 @@ class Copy:
 
     def size_there(self, file: File) -> int:
         """How many bytes have come of a file that was missing. Cheap."""
-        if file.name in self._came:
+        if file.name in self._fetched:
             return file.size
         with contextlib.suppress(OSError):  # it may be moved meanwhile
             if file == self._with_hub:
-                sizes = [path.stat().st_size for path in self._aside(file).rglob("*") if path.is_file()]
+                sizes = [path.stat().st_size for path in self._work_folder(file).rglob("*") if path.is_file()]
                 return min(max(sizes, default=0), file.size)
             return min(file.part(self.folder).stat().st_size, file.size)
         return 0
 
     def clear(self) -> None:
         """Remove the files that the hub's own downloader left when it was killed: it can't use them again."""
-        if (self.folder / ASIDE).exists():
+        if (self.folder / WORK_FOLDER).exists():
             with contextlib.suppress(OSError), (self.folder / LOCK).open("wb") as file:
                 if lock(file):  # else another pull is at it
-                    shutil.rmtree(self.folder / ASIDE)
+                    shutil.rmtree(self.folder / WORK_FOLDER)
 
     def fetch(self, files: Sequence[File], notify: Notify) -> None:
         """Fetch these files, reporting each. Blocks. Raises HubError or OSError; complete files and parts stay."""
@@ -97,36 +97,40 @@ class Copy:
         stop = threading.Event()
         waiting = functools.partial(notify, f"{self.folder}: waiting for another pull to finish")
         with (
-            turn(self.folder / LOCK, waiting) as waited,
+            locked(self.folder / LOCK, waiting) as waited,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads,
         ):
             if waited:  # the other pull has most likely fetched them
                 missing = self.missing(verify=True)
-                self._came.update(file.name for file in files if file not in missing)
+                self._fetched.update(file.name for file in files if file not in missing)
                 files = [file for file in files if file in missing]
             try:
                 hubs = dict(
-                    zip(files, _each(threads, lambda file: self._takes_hubs_own(file, stop), files), strict=True)
+                    zip(
+                        files,
+                        _map_interruptible(threads, lambda file: self._takes_hubs_own(file, stop), files),
+                        strict=True,
+                    )
                 )
-                for _ in _each(
-                    threads, lambda file: self._fetch(file, notify, stop), [f for f in files if not hubs[f]]
+                for _ in _map_interruptible(
+                    threads, lambda file: self._fetch_file(file, notify, stop), [f for f in files if not hubs[f]]
                 ):
                     pass
                 for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
                     notify(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
-                    self._fetch(file, notify, stop, by_hub=True)
+                    self._fetch_file(file, notify, stop, by_hub=True)
             except BaseException:
                 stop.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fetch(self, file: File, notify: Notify, stop: threading.Event, *, by_hub: bool = False) -> None:
+    def _fetch_file(self, file: File, notify: Notify, stop: threading.Event, *, by_hub: bool = False) -> None:
         resume = functools.partial(download.resume, file, origin=self.listing.origin(file), notify=notify, stop=stop)
         fill = functools.partial(self._download_by_hub, file) if by_hub else resume
         wrong = HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
         download.fetch(file, self.folder, fill, wrong, notify)
-        self._remember(file)
-        self._came.add(file.name)
+        self._record_hash(file)
+        self._fetched.add(file.name)
         notify(f"{file.name}: {file.size} bytes, verified")
 
     def _takes_hubs_own(self, file: File, stop: threading.Event) -> bool:
@@ -166,17 +170,17 @@ class Copy:
                     file.name,
                     repo_type=listing.kind,
                     revision=listing.commit,
-                    local_dir=self._aside(file),
+                    local_dir=self._work_folder(file),
                 )
             Path(came).replace(part)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, hub.errors.LocalEntryNotFoundError) else None
-            raise self._given_up(file, error if cause is None else cause) from error
+            raise self._hubs_own_error(file, error if cause is None else cause) from error
         finally:
             self._with_hub = None
-            shutil.rmtree(self.folder / ASIDE, ignore_errors=True)
+            shutil.rmtree(self.folder / WORK_FOLDER, ignore_errors=True)
 
-    def _given_up(self, file: File, error: BaseException) -> HubError:
+    def _hubs_own_error(self, file: File, error: BaseException) -> HubError:
         """Why the hub's own downloader failed, with the remedy."""
         hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
         if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in REFUSED:
@@ -192,23 +196,25 @@ class Copy:
             f"{self.listing.repo}: {file.name}: the hub's own downloader gave up ({line_of(error)}); {remedy}"
         )
 
-    def _aside(self, file: File) -> Path:
-        return self.folder / ASIDE / file.digest[:12]
+    def _work_folder(self, file: File) -> Path:
+        return self.folder / WORK_FOLDER / file.digest[:12]
 
     def _is_there(self, file: File, record: dict[str, list[object]], *, verify: bool) -> bool:
         path = self.folder / file.name
         if not path.is_file() or path.stat().st_size != file.size:
             return False
-        if not verify and record.get(file.name) == _mark(path, file):
+        if not verify and record.get(file.name) == _identity_of(path, file):
             return True
         if not file.is_of(path):
             return False
-        self._remember(file)
+        self._record_hash(file)
         return True
 
-    def _remember(self, file: File) -> None:
+    def _record_hash(self, file: File) -> None:
         with self._writing:
-            _write_record(self.folder, _record_of(self.folder) | {file.name: _mark(self.folder / file.name, file)})
+            _write_record(
+                self.folder, _record_of(self.folder) | {file.name: _identity_of(self.folder / file.name, file)}
+            )
 
 
 @contextlib.contextmanager
@@ -236,7 +242,9 @@ def _write_record(folder: Path, record: dict[str, list[object]]) -> None:
         fresh.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-def _each(threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Sequence[File]) -> Iterator[_T]:
+def _map_interruptible(
+    threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Sequence[File]
+) -> Iterator[_T]:
     """As the pool's `map`, but Ctrl-C ends it soon: one that comes just before an endless wait is noticed after it."""
     for future in [threads.submit(function, file) for file in files]:
         while not wait((future,), HEEDS_CTRL_C_S).done:
@@ -244,7 +252,7 @@ def _each(threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Se
         yield future.result()
 
 
-def _mark(path: Path, file: File) -> list[object]:
+def _identity_of(path: Path, file: File) -> list[object]:
     """The identity of a file that was hashed."""
     stat = path.stat()
     return [file.digest, stat.st_size, stat.st_mtime_ns]

@@ -18,7 +18,7 @@ from supervisor.host.store.files import replacing
 
 def look(kernel: Kernel, build: Build) -> hub.Listing:
     """List the variants that an environment of this build can load. Raises HubError, also where there is none."""
-    commit = _commit(kernel)
+    commit = _commit_of(kernel)
     found = []
     try:
         for page in hub.pages(
@@ -30,29 +30,29 @@ def look(kernel: Kernel, build: Build) -> hub.Listing:
                     found.append(hub.file_of(kernel.repo, entry["path"], entry["size"], digest))
     except (LookupError, TypeError, AttributeError) as error:
         raise hub.HubError(f"{kernel.repo}: the hub's listing of it can't be read; is it a model hub?") from error
-    files = tuple(file for file in found if suits(_variant(file), build))
+    files = tuple(file for file in found if suits(_variant_of(file), build))
     if not files:
         raise hub.HubError(
-            f"{kernel.repo}: {kernel.branch} has no build for {_words(build)}; "
-            f"there are: {', '.join(sorted({_variant(file) for file in found})) or 'none'}"
+            f"{kernel.repo}: {kernel.branch} has no build for {_describe_build(build)}; "
+            f"there are: {', '.join(sorted({_variant_of(file) for file in found})) or 'none'}"
         )
     return hub.Listing(kernel.repo, commit, gated=False, files=files, kind="kernel")
 
 
 def snapshot(cache: Path, listing: hub.Listing) -> Path:
     """The folder of its files."""
-    return _folder(cache, listing.repo) / "snapshots" / listing.commit
+    return _repo_folder(cache, listing.repo) / "snapshots" / listing.commit
 
 
 def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
     """Let workers use this commit, whose files are complete. Raises OSError."""
-    ref = _folder(cache, kernel.repo) / "refs" / kernel.branch
+    ref = _repo_folder(cache, kernel.repo) / "refs" / kernel.branch
     ref.parent.mkdir(parents=True, exist_ok=True)
     with replacing(ref) as fresh:
         fresh.write_text(listing.commit, encoding="ascii")
 
 
-def _commit(kernel: Kernel) -> str:
+def _commit_of(kernel: Kernel) -> str:
     """The commit that the package would use: a version is a branch, never a tag."""
     refs = next(hub.pages(f"kernels/{kernel.repo}/refs", kernel.repo, kernel.branch))
     try:
@@ -66,15 +66,15 @@ def _commit(kernel: Kernel) -> str:
     return hub.commit_of(kernel.repo, commits[kernel.branch])
 
 
-def _folder(cache: Path, repo: str) -> Path:
+def _repo_folder(cache: Path, repo: str) -> Path:
     return cache / f"kernels--{repo.replace('/', '--')}"
 
 
-def _variant(file: File) -> str:
+def _variant_of(file: File) -> str:
     parts = PurePosixPath(file.name).parts
     return parts[1] if len(parts) > 2 else ""
 
 
-def _words(build: Build) -> str:
+def _describe_build(build: Build) -> str:
     versions = (("torch", build.torch), ("CUDA", build.cuda))
     return ", ".join([*(f"{name} {v[0]}.{v[1]}" for name, v in versions if v is not None), build.machine])

@@ -35,29 +35,29 @@ class Converter:
     """One process at a time. Use from one event loop."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
-        self._kept: OrderedDict[bytes, bytes | str] = OrderedDict()  # what became of files, or why nothing did
-        self._kept_bytes = 0
+        self._one_at_a_time = asyncio.Semaphore(1)
+        self._results: OrderedDict[bytes, bytes | str] = OrderedDict()  # what became of files, or why nothing did
+        self._results_bytes = 0
 
     async def convert(self, kind: Kind, data: bytes) -> bytes:
         """A PDF's text, in UTF-8, or a picture as PNG. Raises InvalidRequestError for what can't be opened."""
         name = sha256(kind.encode() + data).digest()
-        found, is_sure = self._kept.get(name), True
+        found, is_sure = self._results.get(name), True
         if found is None:
-            async with self._turn:
+            async with self._one_at_a_time:
                 found, is_sure = await _run_child(kind, data)
         if is_sure:
-            self._keep(name, found)
+            self._keep_result(name, found)
         if isinstance(found, str):
             raise InvalidRequestError(f"Could not process {_NAMES[kind]}: {found}.", code="invalid_media")
         return found
 
-    def _keep(self, name: bytes, found: bytes | str) -> None:
-        if self._kept.pop(name, None) is None:
-            self._kept_bytes += len(found)
-        self._kept[name] = found
-        while self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+    def _keep_result(self, name: bytes, found: bytes | str) -> None:
+        if self._results.pop(name, None) is None:
+            self._results_bytes += len(found)
+        self._results[name] = found
+        while self._results_bytes > KEPT_BYTES:
+            self._results_bytes -= len(self._results.popitem(last=False)[1])
 
 
 async def _run_child(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:

@@ -83,14 +83,14 @@ class MediaSource:
             try:
                 found = await _send_request(connections, host, authority, addresses, port, target)
             except media_wire.TROUBLE as error:
-                raise _trouble(error) from error
-            length = _header(found, b"content-length") or ""
-            async with contextlib.aclosing(found), contextlib.aclosing(_pieces(found.aiter_stream())) as pieces:
+                raise _public_error(error) from error
+            length = _header_of(found, b"content-length") or ""
+            async with contextlib.aclosing(found), contextlib.aclosing(_body_pieces(found.aiter_stream())) as pieces:
                 yield MediaResponse(
                     found.status,
-                    _header(found, b"location"),
-                    _header(found, b"content-type") or "",
-                    (_header(found, b"content-encoding") or "").strip().lower(),
+                    _header_of(found, b"location"),
+                    _header_of(found, b"content-type") or "",
+                    (_header_of(found, b"content-encoding") or "").strip().lower(),
                     int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else None,
                     pieces,
                 )
@@ -176,7 +176,7 @@ async def _send_request(
     raise OSError(errno.EHOSTUNREACH, "the name has no address")
 
 
-def _header(response: httpcore.Response, name: bytes) -> str | None:
+def _header_of(response: httpcore.Response, name: bytes) -> str | None:
     """The header field; several of one name are joined by commas, so that no check accepts them."""
     found = [value for each, value in response.headers if each.lower() == name]
     return b", ".join(found).decode("latin-1") if found else None
@@ -192,7 +192,7 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
         raise OSError(errno.EINVAL, "the certificates in server.media.ca_file can't be read") from error
 
 
-async def _pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _body_pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     from supervisor.host.media import media_wire  # noqa: PLC0415
 
     number = 0
@@ -206,7 +206,7 @@ async def _pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         raise OSError(errno.ECONNRESET, "it broke off") from error
 
 
-def _trouble(error: Exception) -> OSError:
+def _public_error(error: Exception) -> OSError:
     """The error in words that reveal nothing about this machine's network."""
     from supervisor.host.media import media_wire  # noqa: PLC0415
 

@@ -46,12 +46,12 @@ class AmdDriver:
         except OSError as error:
             raise DriverUnavailableError(f"/sys/class/kfd can't be read: {error.strerror}") from error
         gpus = [node for node in nodes if text(node / "gpu_id") not in ("", "0")]
-        return tuple(self._look(index, node) for index, node in enumerate(gpus))
+        return tuple(self._inspect(index, node) for index, node in enumerate(gpus))
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> DrmReader:
         return DrmReader(ROCM, devices, self._proc, self._host)
 
-    def _look(self, index: int, node: Path) -> DeviceFound:
+    def _inspect(self, index: int, node: Path) -> DeviceFound:
         properties = numbers(procfs.read(str(node / "properties")))
         render = f"renderD{properties.get(b'drm_render_minor', 0)}"
         folder = self._sys / "class/drm" / render / "device"
@@ -75,14 +75,14 @@ def found_at(
     unified = is_apu and vram < gtt
     pool_mib = min(gtt // MIB, int(host().physical_mib * BUDGET_SHARE)) if unified else None
     region = "gtt" if unified else "vram"
-    card = Card(folder, address, lambda _ours: _left(folder, region), pool_mib)
+    card = Card(folder, address, lambda _ours: _free_bytes(folder, region), pool_mib)
     total_mib = vram // MIB if pool_mib is None else pool_mib
     return DeviceFound(
         index, uuid, name, total_mib, card, unusable=unusable, only_listed=only_listed, unified=unified, pci=address
     )
 
 
-def _left(folder: Path, region: str) -> int:
+def _free_bytes(folder: Path, region: str) -> int:
     """Bytes that aren't taken. Raises OSError for figures that can't be."""
     total, used = (number(folder / f"mem_info_{region}_{what}") for what in ("total", "used"))
     if not 0 <= used <= total:

@@ -53,7 +53,7 @@ async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None
     Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem, when a
     device that was asked for by name is missing; "auto" always finds one.
     """
-    opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find(wanted, margin_mib), []))
+    opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find_listed(wanted, margin_mib), []))
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             readers, notes = await asyncio.shield(opening)
@@ -70,7 +70,7 @@ async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None
     return Opened(samplers[0] if len(samplers) == 1 else CompositeSampler(samplers), tuple(notes))
 
 
-def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[MemoryReader]:
+def _find_listed(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[MemoryReader]:
     readers: list[MemoryReader] = []
     problems: list[str] = []
     pooled: list[str] = []  # whose memory is the machine's
@@ -82,7 +82,7 @@ def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[Memory
         except DriverUnavailableError as error:
             problems.append(f"devices: no {kind.vendor} {kind.noun} can be used: {error}")
             continue
-        chosen = [(_choose(device, found, problems), _margin(device, margin_mib)) for device in mine]
+        chosen = [(_choose_device(device, found, problems), _margin_of(device, margin_mib)) for device in mine]
         pooled += [f"{kind.noun} {device.index} ({device.name})" for device, _ in chosen if device and device.unified]
         if len({device.index for device, _ in chosen if device}) < len(mine) and not problems:
             problems.append(f"devices: the same {kind.noun} is listed twice")
@@ -96,7 +96,10 @@ def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[Memory
         problems.append(f"devices: {pooled[0]} and {others} are one memory: list one of them")
     if problems:
         raise ConfigError(tuple(problems))
-    return [*readers, *(HostMemory(budget_mib=host.budget_mib, margin_mib=_margin(host, margin_mib)) for host in hosts)]
+    return [
+        *readers,
+        *(HostMemory(budget_mib=host.budget_mib, margin_mib=_margin_of(host, margin_mib)) for host in hosts),
+    ]
 
 
 def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
@@ -139,11 +142,11 @@ def every_gpu() -> Opened:
     return Opened(CompositeSampler([ThreadedSampler(reader) for reader in readers]), ())
 
 
-def _margin(wanted: DeviceWanted, margin_mib: int | None) -> int | None:
+def _margin_of(wanted: DeviceWanted, margin_mib: int | None) -> int | None:
     return margin_mib if wanted.margin_mib is None else wanted.margin_mib
 
 
-def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[str]) -> DeviceFound | None:
+def _choose_device(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[str]) -> DeviceFound | None:
     noun = wanted.kind.noun
     if wanted.uuid is not None:
         what, matches = wanted.uuid, [one for one in found if one.uuid.startswith(wanted.uuid)]

@@ -55,14 +55,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """How to read a GPU. `left`: the free bytes of its memory, given the bytes of our workers; raises OSError.
+    """How to read a GPU. `free_bytes`: those of its memory, given the bytes of our workers; raises OSError.
 
-    `pool_mib`: its budget, where its memory is main memory; then `left` is the amount that the driver allows, or None.
+    `pool_mib`: its budget, where its memory is main memory; then `free_bytes` is the amount that the driver allows, or None.
     """
 
     folder: Path
     address: str  # on the PCI bus
-    left: Callable[[int], int | None]
+    free_bytes: Callable[[int], int | None]
     pool_mib: int | None = None
 
 
@@ -93,7 +93,7 @@ class DrmReader:
         host: Callable[[], HostMemory],
     ) -> None:
         self._proc = proc
-        self._gpus = tuple(_gpu(kind, found, margin_mib, host) for found, margin_mib in gpus)
+        self._gpus = tuple(_make_gpu(kind, found, margin_mib, host) for found, margin_mib in gpus)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(gpu.info for gpu in self._gpus)
@@ -103,34 +103,34 @@ class DrmReader:
         ours = {key: holder for key, holder in holders.items() if not ids.isdisjoint(holder.devices)}
         table = ProcessTable.scan() if ours else ProcessTable({})
         trees = {key: table.tree(holder.roots) for key, holder in ours.items()}
-        taken = {key: self._taken(tree) for key, tree in trees.items()}
+        taken = {key: self._taken_bytes(tree) for key, tree in trees.items()}
         workers: list[WorkerSample] = []
         for gpu in self._gpus:
             mine = {key: holder for key, holder in ours.items() if gpu.info.id in holder.devices}
             try:
-                _read(gpu, mine, {key: trees[key] for key in mine}, {key: taken[key] for key in mine})
+                _read_gpu(gpu, mine, {key: trees[key] for key in mine}, {key: taken[key] for key in mine})
             except OSError as error:
-                _lost(gpu, error)
+                _mark_unreadable(gpu, error)
             workers += [WorkerSample(*key, gpu.info.id, gpu.used.get(key)) for key in mine]
         devices = tuple(gpu.last or DeviceSample(gpu.info.id, 0, stale=True) for gpu in self._gpus)
-        return Reading(devices, tuple(workers), self._busy())
+        return Reading(devices, tuple(workers), self._busy_shares())
 
-    def _busy(self) -> dict[DeviceId, float]:
+    def _busy_shares(self) -> dict[DeviceId, float]:
         found = {}
         for gpu in self._gpus:
             with contextlib.suppress(OSError):  # not every GPU tells
                 found[gpu.info.id] = min(100, number(gpu.card.folder / "gpu_busy_percent")) / 100
         return found
 
-    def _taken(self, tree: frozenset[int]) -> dict[str, tuple[int, int]]:
+    def _taken_bytes(self, tree: frozenset[int]) -> dict[str, tuple[int, int]]:
         """The bytes of the GPU's own memory and of main memory that these processes hold, by PCI address."""
         clients: dict[tuple[str, bytes], tuple[int, int]] = {}
         for pid in tree:
-            for file in _files(self._proc / str(pid) / "fdinfo"):
-                fields = dict(_fields(procfs.read(str(file))))
+            for file in _list_files(self._proc / str(pid) / "fdinfo"):
+                fields = dict(_parse_fields(procfs.read(str(file))))
                 if b"drm-pdev" in fields:
                     address = fields[b"drm-pdev"].decode(errors="replace")
-                    clients[address, fields.get(b"drm-client-id", str(file).encode())] = _sizes(fields)
+                    clients[address, fields.get(b"drm-client-id", str(file).encode())] = _client_bytes(fields)
         found: dict[str, tuple[int, int]] = {}
         for (address, _), (own, main) in clients.items():
             before = found.get(address, (0, 0))
@@ -138,14 +138,14 @@ class DrmReader:
         return found
 
 
-def _read(
+def _read_gpu(
     gpu: _Gpu,
     mine: Mapping[WorkerKey, HolderPids],
     trees: Mapping[WorkerKey, frozenset[int]],
     taken: Mapping[WorkerKey, Mapping[str, tuple[int, int]]],
 ) -> None:
     address = gpu.card.address
-    left = gpu.card.left(sum(found[address][0] for found in taken.values() if address in found))
+    left = gpu.card.free_bytes(sum(found[address][0] for found in taken.values() if address in found))
     if gpu.pool is not None:
         left_mib = None if left is None else left // MIB
         on_gpu = {key: sum(found[address]) if address in found else None for key, found in taken.items()}
@@ -160,7 +160,7 @@ def _read(
         gpu.trouble = None
 
 
-def _lost(gpu: _Gpu, error: OSError) -> None:
+def _mark_unreadable(gpu: _Gpu, error: OSError) -> None:
     reason = error.strerror or str(error)
     if gpu.trouble != reason:
         log.warning("gpu.unreadable", device=gpu.info.id, reason=reason)
@@ -169,7 +169,7 @@ def _lost(gpu: _Gpu, error: OSError) -> None:
     gpu.last = DeviceSample(gpu.info.id, gpu.last.free_mib if gpu.last else 0, stale=True, lost=lost_reason)
 
 
-def _gpu(kind: DeviceKind, found: DeviceFound, margin_mib: int | None, host: Callable[[], HostMemory]) -> _Gpu:
+def _make_gpu(kind: DeviceKind, found: DeviceFound, margin_mib: int | None, host: Callable[[], HostMemory]) -> _Gpu:
     assert isinstance(found.handle, Card)
     margin_mib = default_margin_mib(found.total_mib) if margin_mib is None else margin_mib
     device = DeviceId(kind.device_id(found.index))
@@ -201,31 +201,31 @@ def closed(*files: Path) -> str | None:
     return None
 
 
-def _sizes(fields: Mapping[bytes, bytes]) -> tuple[int, int]:
+def _client_bytes(fields: Mapping[bytes, bytes]) -> tuple[int, int]:
     """A client's own memory of the GPU and main memory, in bytes, by the best statistic that its driver tells of each."""
     regions = [(match[1], bool(match[2]), name) for name in fields if (match := _REGION.fullmatch(name)) is not None]
     sizes = []
     for own in (True, False):
         by = {one for one, is_own, _ in regions if is_own == own}
         best = next((one for one in _STATISTICS if one in by), b"")
-        sizes.append(sum(_size(fields[name]) for one, is_own, name in regions if (one, is_own) == (best, own)))
+        sizes.append(sum(_parse_size(fields[name]) for one, is_own, name in regions if (one, is_own) == (best, own)))
     return sizes[0], sizes[1]
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []  # it has ended, or is another user's
 
 
-def _fields(content: bytes) -> Iterable[tuple[bytes, bytes]]:
+def _parse_fields(content: bytes) -> Iterable[tuple[bytes, bytes]]:
     for line in content.splitlines():
         name, colon, value = line.partition(b":")
         if colon:
             yield name, value.strip()
 
 
-def _size(value: bytes) -> int:
+def _parse_size(value: bytes) -> int:
     digits, _, unit = value.partition(b" ")
     return int(digits) * _UNITS.get(unit.strip(), 0) if digits.isdigit() else 0

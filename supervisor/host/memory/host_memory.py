@@ -51,13 +51,13 @@ class MemoryGroup:
 
     def limit(self) -> int | None:
         """The group's own limit in bytes; None: no limit, or unreadable."""
-        text = _text(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
+        text = _read_text(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
         return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
     def available(self) -> int | None:
         """The bytes that can still be taken; page cache counts, as in MemAvailable. None: no limit."""
         limit = self.limit()
-        usage = _text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        usage = _read_text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
         if limit is None or not usage.isdigit():
             return None
         prefix = "" if self.version == 2 else "total_"
@@ -77,23 +77,23 @@ def limited_groups(proc: Path = procfs.SELF) -> tuple[MemoryGroup, ...]:
     for controllers, path in procfs.groups(proc):
         version = 2 if not controllers else 1
         if version in mounts and (version == 2 or "memory" in controllers.split(",")):
-            groups += [MemoryGroup(folder, version) for folder in _folders(mounts[version], path)]
+            groups += [MemoryGroup(folder, version) for folder in _group_folders(mounts[version], path)]
     return tuple(group for group in groups if group.limit() is not None)
 
 
-def _folders(mount: procfs.Mount, path: str) -> list[Path]:
+def _group_folders(mount: procfs.Mount, path: str) -> list[Path]:
     # In a container the mount may show only a part of the hierarchy, and `path` be outside of it or relative to it.
     inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else "/"
     folder = mount.point / inside.strip("/")
     return [place for place in (folder, *folder.parents) if place.is_relative_to(mount.point)]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return os.fsdecode(read(str(path)).strip())
 
 
 @dataclass(slots=True)
-class _Looked:
+class _Measured:
     """The last full measurement of a process, and its quick figure then."""
 
     found: Resident
@@ -116,9 +116,9 @@ class HostMemory:
         self._meminfo = meminfo
         self._groups = limited_groups() if groups is None else groups
         self._clock = clock
-        self._looked: dict[int, _Looked] = {}
+        self._measured: dict[int, _Measured] = {}
         limits = [limit for group in self._groups if (limit := group.limit()) is not None]
-        self.physical_mib = min([self._kernel("MemTotal"), *limits]) // MIB
+        self.physical_mib = min([self._meminfo_bytes("MemTotal"), *limits]) // MIB
         total_mib = min(budget_mib or int(self.physical_mib * BUDGET_SHARE), self.physical_mib)
         if margin_mib is None:  # a budget that somebody chose is all theirs
             margin_mib = 0 if budget_mib == total_mib else default_margin_mib(total_mib)
@@ -143,15 +143,15 @@ class HostMemory:
 
     def uses(self, trees: Mapping[WorkerKey, frozenset[int]]) -> dict[WorkerKey, Resident]:
         """The memory of each worker's processes."""
-        found = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
-        self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
+        found = {key: sum(map(self._measure, tree), Resident()) for key, tree in trees.items()}
+        self._measured = {pid: self._measured[pid] for tree in trees.values() for pid in tree if pid in self._measured}
         return found
 
-    def _look(self, pid: int) -> Resident:
+    def _measure(self, pid: int) -> Resident:
         """A process's use: measured in full when that is affordable, else estimated from the growth of its RSS since."""
         now = self._clock()
         quick = resident_quickly(pid)
-        last = self._looked.get(pid)
+        last = self._measured.get(pid)
         if last is not None and now < last.again_at:
             return Resident(
                 max(0, last.found.total_bytes + quick.total_bytes - last.quick.total_bytes),
@@ -161,15 +161,15 @@ class HostMemory:
         began = time.perf_counter()
         found = resident(pid)
         cost = time.perf_counter() - began
-        self._looked[pid] = _Looked(found, quick, now + cost / MEASURING_SHARE)
+        self._measured[pid] = _Measured(found, quick, now + cost / MEASURING_SHARE)
         return found
 
     def available_bytes(self) -> int:
         """The bytes that can still be taken. Raises OSError where the kernel doesn't show them."""
         limits = [left for group in self._groups if (left := group.available()) is not None]
-        return min([self._kernel("MemAvailable"), *limits])
+        return min([self._meminfo_bytes("MemAvailable"), *limits])
 
-    def _kernel(self, field: str) -> int:
+    def _meminfo_bytes(self, field: str) -> int:
         kib = numbers(read(str(self._meminfo)))
         if field.encode() not in kib:
             raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))

@@ -57,17 +57,18 @@ def look(root: Path | None = None, resolves: Callable[[str], bool] = loads) -> M
                     why = one.unusable or one.only_listed or ""
                     found[one.pci] = replace(found[one.pci], name=one.name, unusable=why)
     renders = sorted(dev.glob("dri/renderD*"))
-    vulkan = Vulkan(resolves("libvulkan.so.1"), tuple(_vulkan_drivers(root)), any(map(_opens, renders)))
+    vulkan = Vulkan(resolves("libvulkan.so.1"), tuple(_vulkan_drivers(root)), any(map(_can_open, renders)))
     gpus = tuple(found[pci] for pci in sorted(found))
     return Machine(platform.machine(), glibc(), gpus, driver, cuda, vulkan)
 
 
 def _on_bus(sys: Path) -> Iterator[Gpu]:
     for folder in sys.glob("bus/pci/devices/*"):
-        vendor = VENDORS.get(_text(folder / "vendor"))
-        if vendor is not None and _text(folder / "class").startswith(DISPLAY):
+        vendor = VENDORS.get(_read_text(folder / "vendor"))
+        if vendor is not None and _read_text(folder / "class").startswith(DISPLAY):
             name = (
-                _text(folder / "product_name") or f"{_TITLES[vendor]} GPU {_text(folder / 'device').removeprefix('0x')}"
+                _read_text(folder / "product_name")
+                or f"{_TITLES[vendor]} GPU {_read_text(folder / 'device').removeprefix('0x')}"
             )
             driver = folder / "driver"
             yield Gpu(vendor, folder.name, name, driver=driver.resolve().name if driver.exists() else "")
@@ -84,7 +85,7 @@ def _vulkan_drivers(root: Path) -> Iterator[str]:
     yield from (path.name for path in places if path.is_file() and not path.name.startswith(SOFTWARE))
 
 
-def _opens(path: Path) -> bool:
+def _can_open(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
@@ -98,7 +99,7 @@ def glibc() -> Version | None:
     return (int(major), int(minor)) if name == "glibc" and major.isdigit() and minor.isdigit() else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

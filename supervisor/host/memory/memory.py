@@ -200,33 +200,33 @@ class ThreadedSampler:
         if self._running is None:
             wanted = dict(holders)  # the caller may change its own meanwhile
             self._running = in_thread(lambda: self._read(wanted))
-            self._running.add_done_callback(self._settle)
+            self._running.add_done_callback(self._store_result)
         try:
             async with asyncio.timeout(self._timeout_s):
                 sampled = await asyncio.shield(self._running)
         except TimeoutError:
-            self._note(f"no answer within {self._timeout_s:g} s")
+            self._note_trouble(f"no answer within {self._timeout_s:g} s")
         except OSError as error:
-            self._note(str(error))
+            self._note_trouble(str(error))
         except Exception as error:  # noqa: BLE001  # a bug, or what no device can have: nothing is known
-            self._note(f"its reader failed: {error!r}", error)
+            self._note_trouble(f"its reader failed: {error!r}", error)
         else:
-            self._note(None)
+            self._note_trouble(None)
             return sampled
-        return self._stale(holders)
+        return self._stale_sample(holders)
 
     def _read(self, holders: Holders) -> MemorySampled:
         taken_at = self._clock()
-        reading = _checked(self._reader.read(holders))
+        reading = _check_reading(self._reader.read(holders))
         self._busy = reading.busy
         return MemorySampled(reading.devices, reading.workers, taken_at)
 
-    def _settle(self, running: asyncio.Future[MemorySampled]) -> None:
+    def _store_result(self, running: asyncio.Future[MemorySampled]) -> None:
         self._running = None
         if not running.cancelled() and running.exception() is None:
             self._last = running.result()
 
-    def _stale(self, holders: Holders) -> MemorySampled:
+    def _stale_sample(self, holders: Holders) -> MemorySampled:
         last = self._last or MemorySampled((), (), 0.0)
         known = {device.id: device for device in last.devices}
         used = {(worker.model, worker.generation, worker.device): worker.used_mib for worker in last.workers}
@@ -242,7 +242,7 @@ class ThreadedSampler:
             last.taken_at,
         )
 
-    def _note(self, trouble: str | None, mistake: Exception | None = None) -> None:
+    def _note_trouble(self, trouble: str | None, mistake: Exception | None = None) -> None:
         if trouble != self._trouble:
             if trouble:
                 devices = [device.id for device in self.devices()]
@@ -273,7 +273,7 @@ class CompositeSampler:
         )
 
 
-def _checked(reading: Reading) -> Reading:
+def _check_reading(reading: Reading) -> Reading:
     """The reading, if the core can reckon with its values. Raises ValueError for others."""
     figures = (*(device.free_mib for device in reading.devices), *(worker.used_mib for worker in reading.workers))
     for figure in figures:

@@ -99,7 +99,7 @@ class NvmlSession:
         self.nvml, self.host = load_nvml(), host
         try:
             self.nvml.nvmlInit()
-            self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
+            self.driver = _decoded(self.nvml.nvmlSystemGetDriverVersion())
         except self.nvml.NVMLError as error:
             raise DriverUnavailableError(str(error)) from error
 
@@ -114,21 +114,21 @@ class NvmlSession:
     def find(self) -> tuple[DeviceFound, ...]:
         """See `Driver`."""
         try:
-            return tuple(self._look(index) for index in range(self.nvml.nvmlDeviceGetCount()))
+            return tuple(self._inspect(index) for index in range(self.nvml.nvmlDeviceGetCount()))
         except self.nvml.NVMLError as error:
             raise DriverUnavailableError(str(error)) from error
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> NvmlReader:
         return NvmlReader(self, devices)
 
-    def _look(self, index: int) -> DeviceFound:
+    def _inspect(self, index: int) -> DeviceFound:
         nvml, name, uuid = self.nvml, "GPU", ""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+            name, uuid = _decoded(nvml.nvmlDeviceGetName(handle)), _decoded(nvml.nvmlDeviceGetUUID(handle))
             if self._in_mig_mode(handle):
                 return DeviceFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
-            capability, pci = self._capability(handle), self._pci(handle)
+            capability, pci = self._compute_capability(handle), self._pci_address(handle)
             total_mib = self._total_mib(handle)
             if total_mib is None:
                 whole = self.host().devices()[0].total_mib
@@ -143,17 +143,17 @@ class NvmlSession:
         except self.nvml.NVMLError:
             return False  # most GPUs have no MIG
 
-    def _capability(self, handle: object) -> tuple[int, int] | None:
+    def _compute_capability(self, handle: object) -> tuple[int, int] | None:
         try:
             major, minor = self.nvml.nvmlDeviceGetCudaComputeCapability(handle)
         except self.nvml.NVMLError:
             return None
         return int(major), int(minor)
 
-    def _pci(self, handle: object) -> str | None:
+    def _pci_address(self, handle: object) -> str | None:
         """The PCI address as the kernel writes it: NVML has a longer domain."""
         try:
-            return _text(self.nvml.nvmlDeviceGetPciInfo(handle).busId).rstrip("\0").lower()[-len("0000:01:00.0") :]
+            return _decoded(self.nvml.nvmlDeviceGetPciInfo(handle).busId).rstrip("\0").lower()[-len("0000:01:00.0") :]
         except self.nvml.NVMLError:
             return None
 
@@ -188,7 +188,7 @@ class NvmlReader:
         self._clock = clock
         self._gpus = tuple(
             _Gpu(
-                _info(gpu, margin_mib, session.driver),
+                _device_info(gpu, margin_mib, session.driver),
                 gpu.handle,
                 UnifiedMemory(session.host(), gpu.total_mib) if gpu.unified else None,
             )
@@ -202,7 +202,7 @@ class NvmlReader:
         return tuple(gpu.info for gpu in self._gpus)
 
     def read(self, holders: Holders) -> Reading:
-        self._revive()
+        self._reinitialise()
         ids = {gpu.info.id for gpu in self._gpus}
         table = ProcessTable.scan() if any(not ids.isdisjoint(holder.devices) for holder in holders.values()) else None
         workers: list[WorkerSample] = []
@@ -211,7 +211,7 @@ class NvmlReader:
             try:
                 self._read_gpu(gpu, mine, table)
             except self._nvml.NVMLError as error:
-                self._lost(gpu, error)
+                self._mark_unreadable(gpu, error)
             workers += [WorkerSample(*key, gpu.info.id, gpu.used.get(key)) for key in mine]
         if not any(gpu.trouble for gpu in self._gpus):
             self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
@@ -220,10 +220,10 @@ class NvmlReader:
 
     def _read_gpu(self, gpu: _Gpu, mine: Mapping[WorkerKey, HolderPids], table: ProcessTable | None) -> None:
         trees = {key: table.tree(holder.roots) if table else frozenset[int]() for key, holder in mine.items()}
-        listed = self._processes(gpu.handle)
+        listed = self._list_processes(gpu.handle)
         if gpu.pool is not None:
             self._nvml.nvmlDeviceGetUUID(gpu.handle)  # fails where the GPU is lost
-            taken = {key: _known(listed, tree) for key, tree in trees.items()}
+            taken = {key: _bytes_of(listed, tree) for key, tree in trees.items()}
             gpu.last, gpu.used = gpu.pool.read(gpu.info.id, mine, trees, taken)
             self._found_again(gpu)
             return
@@ -238,7 +238,7 @@ class NvmlReader:
             # Memory of no listed process: the list hides somebody, or that of a dead process is not back yet.
             hidden_mib = gpu.info.total_mib - free_mib - sum(mib_up(size or 0) for size in listed.values())
             complete = hidden_mib <= max(gpu.info.margin_mib, default_margin_mib(gpu.info.total_mib))
-            gpu.used = {key: self._use(listed, trees[key], deltas[key], complete=complete) for key in mine}
+            gpu.used = {key: self._worker_mib(listed, trees[key], deltas[key], complete=complete) for key in mine}
             foreign = [size for pid, size in listed.items() if pid not in ours]
             believed = (
                 not mine or self._pids_are_ours or (table is not None and all(p in table.parents for p in listed))
@@ -260,7 +260,7 @@ class NvmlReader:
                 found[gpu.info.id] = self._nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100
         return found
 
-    def _use(self, listed: Listed, tree: frozenset[int], delta: int | None, *, complete: bool) -> int | None:
+    def _worker_mib(self, listed: Listed, tree: frozenset[int], delta: int | None, *, complete: bool) -> int | None:
         sizes = [listed[pid] for pid in tree if pid in listed]
         known = [size for size in sizes if size is not None]
         if sizes and len(known) == len(sizes):
@@ -269,7 +269,7 @@ class NvmlReader:
             return 0  # it has nothing on the GPU yet
         return delta
 
-    def _processes(self, handle: object) -> Listed | None:
+    def _list_processes(self, handle: object) -> Listed | None:
         """The GPU's processes; None where the driver gives no list. A process that both computes and draws is in both lists."""
         try:
             compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -285,7 +285,7 @@ class NvmlReader:
             listed[process.pid] = max(sizes, default=None)
         return listed
 
-    def _lost(self, gpu: _Gpu, error: Exception) -> None:
+    def _mark_unreadable(self, gpu: _Gpu, error: Exception) -> None:
         reason = str(error)
         lost = reason if getattr(error, "value", None) in _LOST_CODES else None
         if gpu.trouble != reason:
@@ -296,7 +296,7 @@ class NvmlReader:
         if self._retry_at is None:
             self._retry_at = self._clock() + self._retry_after_s
 
-    def _revive(self) -> None:
+    def _reinitialise(self) -> None:
         if self._retry_at is None or self._clock() < self._retry_at:
             return
         self._retry_after_s = min(2 * self._retry_after_s, RETRY_MAX_S)
@@ -313,14 +313,14 @@ class NvmlReader:
             log.debug("nvml.init_failed", reason=str(error))
 
 
-def _known(listed: Listed | None, tree: frozenset[int]) -> int | None:
+def _bytes_of(listed: Listed | None, tree: frozenset[int]) -> int | None:
     """Bytes of a worker's processes on the GPU; None where the list doesn't tell."""
     sizes = [(listed or {})[pid] for pid in tree if pid in (listed or {})]
     known = [size for size in sizes if size is not None]
     return sum(known) if sizes and len(known) == len(sizes) else None
 
 
-def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
+def _device_info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
     margin_mib = default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib
     device = DeviceId(CUDA.device_id(gpu.index))
     return DeviceInfo(
@@ -328,5 +328,5 @@ def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
     )
 
 
-def _text(value: str | bytes) -> str:
+def _decoded(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -69,20 +69,20 @@ class VulkanDriver:
             )
         except OSError as error:
             raise DriverUnavailableError(f"/sys/class/drm can't be read: {error.strerror}") from error
-        known = [(render, driver) for render in renders if (driver := self._driver(render / "device"))]
-        return tuple(self._look(index, *one) for index, one in enumerate(known))
+        known = [(render, driver) for render in renders if (driver := self._driver_of(render / "device"))]
+        return tuple(self._inspect(index, *one) for index, one in enumerate(known))
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> DrmReader:
         return DrmReader(VULKAN, devices, self._proc, self._host)
 
-    def _driver(self, folder: Path) -> str | None:
+    def _driver_of(self, folder: Path) -> str | None:
         """The driver of a GPU that this module shows; None: the GPU belongs to another kind of device."""
         driver = (folder / "driver").resolve().name
         if driver == "amdgpu":
             return driver if closed(self._dev / "kfd") is not None else None
         return driver if driver in INTEL else None
 
-    def _look(self, index: int, render: Path, driver: str) -> DeviceFound:
+    def _inspect(self, index: int, render: Path, driver: str) -> DeviceFound:
         folder, node = render / "device", self._dev / "dri" / render.name
         address, unusable = folder.resolve().name, closed(node)
         if driver == "amdgpu":
@@ -100,10 +100,10 @@ class VulkanDriver:
             pool_mib = int(self._host().physical_mib * BUDGET_SHARE)
             card = Card(folder, address, lambda _ours: None, pool_mib)
             return DeviceFound(index, address, name, pool_mib, card, only_listed=LISTED, unified=True, pci=address)
-        card = Card(folder, address, partial(self._left, node, driver))
+        card = Card(folder, address, partial(self._free_bytes, node, driver))
         return DeviceFound(index, address, name, regions[0] // MIB, card, pci=address)
 
-    def _left(self, node: Path, driver: str, own_bytes: int) -> int:
+    def _free_bytes(self, node: Path, driver: str, own_bytes: int) -> int:
         regions = self._regions(node, driver)
         if regions is None:
             raise OSError("it has no memory of its own any more")
@@ -134,7 +134,7 @@ def _ask_xe(descriptor: int) -> bytes:
     """First its length, then the answer."""
     query = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, 0, 0, 0, 0))
     fcntl.ioctl(descriptor, _XE_QUERY, query)
-    buffer = ctypes.create_string_buffer(_bounded(struct.unpack_from("<I", query, 12)[0]))
+    buffer = ctypes.create_string_buffer(_check_length(struct.unpack_from("<I", query, 12)[0]))
     query = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, len(buffer), ctypes.addressof(buffer), 0, 0))
     fcntl.ioctl(descriptor, _XE_QUERY, query)
     return buffer.raw
@@ -151,12 +151,12 @@ def _ask_i915(descriptor: int) -> bytes:
         if length_or_error < 0:
             raise OSError(-length_or_error, os.strerror(-length_or_error))
         if not length:
-            length = _bounded(length_or_error)
+            length = _check_length(length_or_error)
             buffer = ctypes.create_string_buffer(length)
     return buffer.raw
 
 
-def _bounded(length: int) -> int:
+def _check_length(length: int) -> int:
     if not 0 < length <= _MOST:
         raise OSError(f"its answer would have {length} bytes")
     return length

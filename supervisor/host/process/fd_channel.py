@@ -44,7 +44,7 @@ class FdChannel:
         for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, side, MESSAGE_BYTES)
         self._socket = connection
-        self.pid, self.uid = _peer(connection)
+        self.pid, self.uid = _peer_credentials(connection)
 
     async def send(self, content: Json, descriptors: Sequence[int] = ()) -> None:
         """Raises ChannelClosedError."""
@@ -54,7 +54,9 @@ class FdChannel:
             try:
                 self._socket.sendmsg([data], passed)
             except BlockingIOError:
-                await self._ready(asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
+                await self._wait_until_ready(
+                    asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer
+                )
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
             else:
@@ -67,7 +69,9 @@ class FdChannel:
             try:
                 data, passed, flags, _ = self._socket.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
-                await self._ready(asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+                await self._wait_until_ready(
+                    asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader
+                )
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
             else:
@@ -76,13 +80,13 @@ class FdChannel:
         for _, _, packed in passed:
             descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
         try:
-            return Message(_content(data, flags, len(descriptors) <= most), tuple(descriptors))
+            return Message(_parse_content(data, flags, len(descriptors) <= most), tuple(descriptors))
         except ChannelClosedError:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
 
-    async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
+    async def _wait_until_ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
         ready = asyncio.Event()
         watch(self._socket.fileno(), ready.set)
         try:
@@ -95,7 +99,7 @@ class FdChannel:
         self._socket.close()
 
 
-def _content(data: bytes, flags: int, has_room: bool) -> Json:
+def _parse_content(data: bytes, flags: int, has_room: bool) -> Json:
     """The JSON object of a message. Raises ChannelClosedError for anything else."""
     if not data:
         raise ChannelClosedError("end of messages")
@@ -114,7 +118,7 @@ def connect(path: Path) -> socket.socket | None:
     """A connection to the daemon that listens there; None when none does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _short(path) as address:
+        with _short_address(path) as address:
             connection.connect(address)
     except OSError:
         connection.close()
@@ -128,7 +132,7 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
     if connection is None:
         return False
     with connection:
-        pid = _peer(connection)[0]
+        pid = _peer_credentials(connection)[0]
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -150,7 +154,7 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
     return connection is not None
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def _peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """The other side's process and user. The process is 0 where it can't be seen from here."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -168,13 +172,13 @@ class FdListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         path.unlink(missing_ok=True)
-        with _short(path) as address:
+        with _short_address(path) as address:
             self._socket.bind(address)
         path.chmod(0o600)
         self._socket.listen(4)
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self._loop.add_reader(self._socket.fileno(), self._accept_connection)
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         with contextlib.suppress(OSError):
             channel = FdChannel(self._socket.accept()[0])
             if channel.uid == os.getuid():
@@ -197,7 +201,7 @@ class FdListener:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
+def _short_address(path: Path) -> Iterator[str]:
     """The same path by a name that fits into a socket's address, which takes 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

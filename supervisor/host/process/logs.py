@@ -174,7 +174,7 @@ def cleaned(text: str) -> list[str]:
     return [line for line in shown if line]
 
 
-def _checksum(file: BinaryIO, offset: int) -> int:
+def _checksum_before(file: BinaryIO, offset: int) -> int:
     """The checksum of the bytes before this position."""
     start = max(0, offset - _CHECKED_BYTES)
     return zlib.crc32(os.pread(file.fileno(), offset - start, start))
@@ -218,7 +218,7 @@ class LogReader:
             identity, self._offset, check = map(int, found.groups())
             for path in (self._path, self._last_path):
                 with contextlib.suppress(OSError), path.open("rb") as file:
-                    if os.fstat(file.fileno()).st_ino == identity and _checksum(file, self._offset) == check:
+                    if os.fstat(file.fileno()).st_ino == identity and _checksum_before(file, self._offset) == check:
                         self._identity, self._check = identity, check
         return self.read()
 
@@ -234,7 +234,7 @@ class LogReader:
                 elif found.st_size < self._offset:
                     before = [CUT]
                     self._begin_anew(found.st_ino)
-                return before + self._added(file, found.st_size)
+                return before + self._read_added(file, found.st_size)
         except OSError:
             return before
 
@@ -249,13 +249,13 @@ class LogReader:
             with self._last_path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino == self._identity:
-                    lines = self._added(file, found.st_size)
+                    lines = self._read_added(file, found.st_size)
                     return [*lines, *cleaned(self._partial.decode("utf-8", "replace"))]
         except OSError:
             pass
         return [CUT]
 
-    def _added(self, file: BinaryIO, size: int) -> list[str]:
+    def _read_added(self, file: BinaryIO, size: int) -> list[str]:
         left_out = max(0, size - self._offset - MOST_BYTES)
         file.seek(self._offset + left_out)
         data = file.read(MOST_BYTES)
@@ -265,7 +265,7 @@ class LogReader:
             self._partial = rest[-MOST_BYTES:]
             return []
         self._partial = rest
-        self._check = _checksum(file, self._offset - len(rest))
+        self._check = _checksum_before(file, self._offset - len(rest))
         lines = cleaned(whole.decode("utf-8", "replace"))
         return [f"[{left_out} bytes left out]", *lines] if left_out else lines
 
@@ -277,10 +277,10 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
     worth having); `oom_killed` whether the kernel's counters show it. The crash keeps the last 20 lines.
     """
     kept = tuple(lines[-_KEPT_LINES:])
-    ended = _how(code)
+    ended = _describe_exit(code)
     if oom_killed:
         return Crash(CrashClass.OUT_OF_MEMORY, f"{ended} by the kernel: out of memory", kept, code)
-    for kind, pattern in _rules(code):
+    for kind, pattern in _rules_for(code):
         for line in lines:
             if pattern.search(line):
                 return Crash(kind, f"{_SENTENCES[kind]} ({ended})", kept, code, _STAMP.sub("", line).strip())
@@ -290,13 +290,13 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
     return Crash(CrashClass.UNKNOWN, ended, kept, code, f"{ended}: {_STAMP.sub('', last).strip()}")
 
 
-def _rules(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:
+def _rules_for(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:
     if code is None or code < 0:
         return _OUT_OF_MEMORY + _ENVIRONMENT  # a signal ends a program that was running: its arguments were all right
     return _OUT_OF_MEMORY + _ENVIRONMENT + _ARGUMENTS + _NO_DEVICE if code > 0 else ()
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "ended"
     if code >= 0:

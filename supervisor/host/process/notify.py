@@ -64,10 +64,10 @@ def systemd_sockets() -> tuple[socket.socket, ...]:
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
         return ()
-    return tuple(map(_listener, range(FIRST_FD, FIRST_FD + int(count))))
+    return tuple(map(_listener_from, range(FIRST_FD, FIRST_FD + int(count))))
 
 
-def _listener(descriptor: int) -> socket.socket:
+def _listener_from(descriptor: int) -> socket.socket:
     os.set_inheritable(descriptor, False)
     listener = socket.socket(fileno=descriptor)
     is_tcp = listener.family in {socket.AF_INET, socket.AF_INET6} and listener.type == socket.SOCK_STREAM

@@ -59,7 +59,7 @@ class PortRange:
         Raises UnavailableError when every port of the range is leased or in use. About 100 µs.
         """
         assert holder not in self._leased, f"{holder} already holds port {self._leased[holder]}"
-        busy = {listening.port for listening in _listening()}
+        busy = {listening.port for listening in _listening_sockets()}
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
@@ -100,7 +100,7 @@ def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
     return True
 
 
-def _listening() -> list[Listening]:
+def _listening_sockets() -> list[Listening]:
     """Every listening TCP socket in our network namespace."""
     try:
         return [*_ask_kernel(socket.AF_INET), *_ask_kernel(socket.AF_INET6)]
@@ -133,12 +133,12 @@ def _ask_kernel(family: socket.AddressFamily) -> Iterator[Listening]:
 
 def listeners(port: int) -> frozenset[int]:
     """The inodes of the sockets that listen on this port, on any address."""
-    return frozenset(listening.inode for listening in _listening() if listening.port == port)
+    return frozenset(listening.inode for listening in _listening_sockets() if listening.port == port)
 
 
 def exposed(port: int) -> tuple[str, ...]:
     """The addresses beyond loopback on which somebody listens on this port. Raises OSError as `owner_check` does."""
-    found = {ipaddress.ip_address(listening.address) for listening in _listening() if listening.port == port}
+    found = {ipaddress.ip_address(listening.address) for listening in _listening_sockets() if listening.port == port}
     return tuple(sorted(str(address) for address in found if not _is_loopback(address)))
 
 
@@ -160,7 +160,7 @@ def who_listens(port: int) -> str | None:
 
 def listens_on(pids: Iterable[int]) -> tuple[int, ...]:
     """The ports on which these processes listen."""
-    ports = {f"socket:[{listening.inode}]": listening.port for listening in _listening()}
+    ports = {f"socket:[{listening.inode}]": listening.port for listening in _listening_sockets()}
     return tuple(sorted({ports[target] for pid in pids for target in procfs.open_files(pid) if target in ports}))
 
 

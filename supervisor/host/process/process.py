@@ -132,7 +132,7 @@ class WorkerProcess:
         self.main_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
-        self._kept = asyncio.Event()
+        self._keep_confirmed = asyncio.Event()
         self.mark = mark
         self.group = group
         self._shim = shim
@@ -142,7 +142,7 @@ class WorkerProcess:
         self._is_ending = False
         self._killed = False
         self._oom_kills = oom_kills()
-        self._heard = b""
+        self._partial_report = b""
         assert shim.stdin is not None
         assert shim.stdout is not None
         self._stdin, self._stdout = shim.stdin, shim.stdout
@@ -164,7 +164,7 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """A worker that another daemon handed over; `heard` is the begin of a report that it had not read to its end."""
         process = cls(name, mark, group, shim)
-        process.pid, process.started_at, process._heard = pid, started_at, heard
+        process.pid, process.started_at, process._partial_report = pid, started_at, heard
         process.running.set_result(None)
         return process
 
@@ -231,18 +231,18 @@ class WorkerProcess:
     @property
     def heard(self) -> bytes:
         """The beginning of a report whose rest has not arrived yet."""
-        return self._heard
+        return self._partial_report
 
     def listen(self) -> None:
         """Hear its reports, and see its end."""
-        self._loop.add_reader(self._stdout.fileno(), self._listen)
-        self._loop.add_reader(self._pidfd, self._shim_ended)
+        self._loop.add_reader(self._stdout.fileno(), self._read_reports)
+        self._loop.add_reader(self._pidfd, self._on_shim_exit)
 
     async def keep(self, limit_s: float) -> None:
         """Let the tree outlive our death for so long. Returns once the shim has confirmed that, or has ended."""
-        self._kept.clear()
+        self._keep_confirmed.clear()
         self.send_line(b"keep %d\n" % limit_s)
-        await self._kept.wait()
+        await self._keep_confirmed.wait()
 
     def pause(self) -> None:
         """Read no reports and see no end until `listen`: they are the successor's."""
@@ -284,19 +284,19 @@ class WorkerProcess:
         self._is_ending = self._killed = True
         self._stdin.close()
 
-    def _listen(self) -> None:
+    def _read_reports(self) -> None:
         try:
             data = os.read(self._stdout.fileno(), _PIPE_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._loop.remove_reader(self._stdout.fileno())
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        self._heard = self._heard[:_REPORT_BYTES]
+        *lines, self._partial_report = (self._partial_report + data).split(b"\n")
+        self._partial_report = self._partial_report[:_REPORT_BYTES]
         for line in lines:
-            self._note(line)
+            self._handle_report(line)
 
-    def _note(self, line: bytes) -> None:
+    def _handle_report(self, line: bytes) -> None:
         """Take note of a report. Other lines are ignored: a worker can write into its shim's output, too."""
         try:
             fact: object = json.loads(line[:_REPORT_BYTES])
@@ -309,53 +309,53 @@ class WorkerProcess:
                     self.running.set_result(None)
             case {"failed": int(code), "step": str(step), "text": str(text)}:
                 self._tree_ended = True
-                self._fail(text, _fault(step, code))
+                self._fail_start(text, _crash_class(step, code))
             case {"exited": int(code)}:
                 self._code = code
                 self.main_ended.set()
             case {"kept": True}:
-                self._kept.set()
+                self._keep_confirmed.set()
             case {"gone": True}:
                 self._tree_ended = True
-                self._kept.set()
+                self._keep_confirmed.set()
 
     def main_exited(self, code: int) -> None:
         """We waited for it, because its shim could not."""
         if self._code is None:
             self._code = code
 
-    def _fail(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
+    def _fail_start(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
         if not self.running.done():
             self.running.set_exception(SpawnError(message, kind))
             self.running.exception()  # retrieved, also when nobody waits for it
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def _shim_ended(self) -> None:
+    def _on_shim_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.shim_ended = True
-        self._kept.set()
+        self._keep_confirmed.set()
         self.main_ended.set()
-        self._listen()
+        self._read_reports()
         self._shim.wait()
         if self._tree_ended:
-            self._finish()
+            self._finish_exit()
         else:
-            task: asyncio.Task[object] = self._loop.create_task(self._hunt(), name=f"hunt {self.name}")
+            task: asyncio.Task[object] = self._loop.create_task(self._kill_leftovers(), name=f"hunt {self.name}")
             _tasks.add(task)
             task.add_done_callback(_tasks.discard)
 
-    async def _hunt(self) -> None:
+    async def _kill_leftovers(self) -> None:
         """The shim was killed: find the rest, however long it takes."""
         groups = () if self.group is None else (self.group,)
         with contextlib.closing(Hunt(self.mark, groups)) as hunt:
-            while await asyncio.to_thread(hunt.round, 0.5, await self._adopted()):
+            while await asyncio.to_thread(hunt.round, 0.5, await self._list_adopted()):
                 pass
-        while _collect(await asyncio.to_thread(processes)):  # noqa: ASYNC110  nobody tells us
+        while _reap_adopted(await asyncio.to_thread(processes)):  # noqa: ASYNC110  nobody tells us
             await asyncio.sleep(_DYING_POLL_S)
-        self._finish()
+        self._finish_exit()
 
-    async def _adopted(self) -> list[Proc]:
+    async def _list_adopted(self) -> list[Proc]:
         """The living remnants of killed shims, even with a changed environment, except those of another worker.
 
         A process that hides its worker is killed by every hunt.
@@ -364,7 +364,7 @@ class WorkerProcess:
         # Here, in the loop's thread, every shim that the table can show is one of `_workers`.
         return [proc for proc in table if proc.alive and _is_adopted(proc) and worker_of(proc.pid) in (None, self.name)]
 
-    def _finish(self) -> None:
+    def _finish_exit(self) -> None:
         _workers.discard(self)
         self._loop.remove_reader(self._stdout.fileno())
         self._stdin.close()
@@ -372,13 +372,13 @@ class WorkerProcess:
         os.close(self._pidfd)
         if self.group is not None:
             cgroup.remove(self.group)
-        self._fail("its shim was killed")
+        self._fail_start("its shim was killed")
         was_requested = self._killed or self._code != -signal.SIGKILL
         oom_killed = not was_requested and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
 
 
-def _fault(step: str, code: int) -> CrashClass:
+def _crash_class(step: str, code: int) -> CrashClass:
     """The kind of fault when the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
     if step not in ("cwd", "exec") or code in HOST_TROUBLE:
         return CrashClass.HOST
@@ -401,7 +401,7 @@ def _is_adopted(proc: Proc) -> bool:
     return all(worker.shim_pid != proc.pid or worker.shim_ended for worker in _workers)
 
 
-def _collect(table: Iterable[Proc]) -> bool:
+def _reap_adopted(table: Iterable[Proc]) -> bool:
     """Reap the dead that fell to us. True: others are still dying, which a hunt no longer recognises."""
     dying = False
     for proc in filter(_is_adopted, table):

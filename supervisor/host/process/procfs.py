@@ -51,7 +51,7 @@ def numbers(text: bytes) -> dict[bytes, int]:
     return found
 
 
-def _names(folder: str) -> list[str]:
+def _list_names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208  # names are enough, and there are many
     except OSError as error:
@@ -110,7 +110,7 @@ def environment(pid: int) -> frozenset[bytes]:
     # A process whose first thread has ended shows its environment only under its other threads.
     proc = Proc.read(pid)
     if proc and proc.state == "Z" and proc.threads > 1:
-        texts = (read(f"/proc/{pid}/task/{tid}/environ") for tid in _names(f"/proc/{pid}/task"))
+        texts = (read(f"/proc/{pid}/task/{tid}/environ") for tid in _list_names(f"/proc/{pid}/task"))
         return frozenset(next(filter(None, texts), b"").split(b"\0"))
     return frozenset()
 
@@ -123,7 +123,7 @@ def command(pid: int) -> str:
 
 def open_files(pid: int, *fds: int) -> Iterator[str]:
     """The targets of these of its descriptors, or of all: a path, or `socket:[INODE]`."""
-    for fd in fds or _names(f"/proc/{pid}/fd"):
+    for fd in fds or _list_names(f"/proc/{pid}/fd"):
         try:
             yield os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115  # a hot path
         except OSError:
@@ -135,7 +135,7 @@ def holds_lock(pid: int, wanted: Callable[[str], bool], *fds: int) -> bool:
 
     That was this process, or one that it inherited the open file from. Opening the same path again gives another open file.
     """
-    for fd in fds or map(int, _names(f"/proc/{pid}/fd")):
+    for fd in fds or map(int, _list_names(f"/proc/{pid}/fd")):
         if any(map(wanted, open_files(pid, fd))) and b"FLOCK" in read(f"/proc/{pid}/fdinfo/{fd}"):
             return True
     return False
@@ -196,15 +196,15 @@ class Resident:
 
 def resident(pid: int) -> Resident:
     """The memory of one process; its RSS where the kernel hides its share. Zero if the process is gone."""
-    found = _resident(f"/proc/{pid}")
+    found = _resident_of(f"/proc/{pid}")
     if found.total_bytes:
         return found
     # A process whose first thread has ended shows its memory only under its other threads.
-    others = (_resident(f"/proc/{pid}/task/{tid}") for tid in _names(f"/proc/{pid}/task") if int(tid) != pid)
+    others = (_resident_of(f"/proc/{pid}/task/{tid}") for tid in _list_names(f"/proc/{pid}/task") if int(tid) != pid)
     return next((other for other in others if other.total_bytes), Resident())
 
 
-def _resident(folder: str) -> Resident:
+def _resident_of(folder: str) -> Resident:
     kib = numbers(read(f"{folder}/smaps_rollup"))
     if b"Pss_File" in kib:  # Linux 5.4
         return Resident(kib[b"Pss"] * 1024, kib[b"Pss_File"] * 1024, kib[b"Rss"] * 1024)

@@ -124,19 +124,19 @@ class Hunt:
             cgroup.kill(group)
         roots = {proc.pid: (proc, self._mark) for proc in marked(self._mark)}
         for proc, mark in [*roots.values(), *((proc, None) for proc in adopted if proc.pid not in roots)]:
-            self._hold(proc, mark)
+            self._open_pidfd(proc, mark)
         table = {proc.pid: proc for proc in processes()}
         known = [pid for pid, proc in table.items() if (pid, proc.started) in self._pidfds]
         for pid in ProcessTable({pid: proc.parent for pid, proc in table.items()}).tree(known):
-            self._hold(table[pid], None)
+            self._open_pidfd(table[pid], None)
         found = bool(self._pidfds)
         for pidfd in self._pidfds.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        self._wait(time.monotonic() + wait_s)
+        self._wait_for_exits(time.monotonic() + wait_s)
         return found
 
-    def _hold(self, proc: Proc, mark: Mark | None) -> None:
+    def _open_pidfd(self, proc: Proc, mark: Mark | None) -> None:
         key = proc.pid, proc.started
         if key in self._pidfds or not proc.alive or self._spare(proc.pid):
             return
@@ -144,7 +144,7 @@ class Hunt:
             self._pidfds[key] = pidfd
             self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
 
-    def _wait(self, deadline: float) -> None:
+    def _wait_for_exits(self, deadline: float) -> None:
         poller = select.poll()
         for pidfd in self._pidfds.values():
             poller.register(pidfd, select.POLLIN)

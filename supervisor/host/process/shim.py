@@ -118,7 +118,7 @@ class Shim:
         pid = os.fork()
         if pid == 0:
             try:
-                self.become(argv, me)
+                self.exec_program(argv, me)
             except OSError as error:
                 code, path = error.errno or errno.EINVAL, os.fsencode(error.filename or "")
                 os.write(status_fd, b"%d %b %b" % (code, self.step.encode(), path))
@@ -136,7 +136,7 @@ class Shim:
             raise OSError(int(number), os.strerror(int(number)), os.fsdecode(path))
         return pid
 
-    def become(self, argv: list[str], parent: int) -> None:
+    def exec_program(self, argv: list[str], parent: int) -> None:
         self.step = "setup"
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -170,7 +170,7 @@ class Shim:
             poller.register(self.log.inotify, select.POLLIN)
         timeout = None if watching else LOOK_MAX_MS
         while not self.is_ending and self.reap() and self.main_pid:
-            ready = {fd for fd, _ in poller.poll(self.at_most(timeout))}
+            ready = {fd for fd, _ in poller.poll(self.poll_timeout(timeout))}
             if self.wakeup in ready:
                 drain(self.wakeup)
             if 0 in ready:
@@ -194,9 +194,9 @@ class Shim:
         *commands, self.unfinished = (self.unfinished + data).split(b"\n")
         for command in commands:
             word, _, argument = command.partition(b" ")
-            self.obey(word, argument)
+            self.run_command(word, argument)
 
-    def obey(self, command: bytes, argument: bytes) -> None:
+    def run_command(self, command: bytes, argument: bytes) -> None:
         """Carry out a command; anything else is ignored."""
         if command == b"kill":
             self.is_ending = True
@@ -243,7 +243,7 @@ class Shim:
         if watch and os.getppid() != self.order["parent"]:
             self.end()
 
-    def at_most(self, timeout: int | None) -> int | None:
+    def poll_timeout(self, timeout: int | None) -> int | None:
         """How long to wait: not beyond the time that the parent's death doesn't count."""
         if self.kept_until is None:
             return timeout

@@ -61,22 +61,22 @@ async def spawn(order: SpawnOrder) -> WorkerProcess:
 
     Cancellation is safe at any point: the worker is killed. Raises SpawnError.
     """
-    task = asyncio.create_task(_spawn(order), name=f"spawn {order.worker}")
+    task = asyncio.create_task(_start_worker(order), name=f"spawn {order.worker}")
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_abandon)
+        task.add_done_callback(_kill_spawned)
         raise
 
 
-def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
+def _kill_spawned(task: asyncio.Task[WorkerProcess]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().kill()
 
 
-async def _spawn(order: SpawnOrder) -> WorkerProcess:
+async def _start_worker(order: SpawnOrder) -> WorkerProcess:
     mark = Mark(order.instance, order.worker, order.log.resolve())
     group = cgroup.create(f"{order.instance}-{order.worker}")
     launch = {

@@ -21,12 +21,12 @@ ERROR_LINES: Final = 4
 LONGEST: Final = 500
 _LINE_BYTES: Final = 1 << 20
 
-Line = Callable[[bytes], None]
-Words = Callable[[str], None]
+OnLine = Callable[[bytes], None]
+OnText = Callable[[str], None]
 
 
-async def run(words: tuple[str, ...], line: Line, on_text: Words = lambda _: None) -> None:
-    """Run `llmux` with these words. `line` gets each line of standard output, `on_text` each line of standard error.
+async def run(words: tuple[str, ...], on_line: OnLine, on_text: OnText = lambda _: None) -> None:
+    """Run `llmux` with these words. `on_line` gets each line of standard output, `on_text` each line of standard error.
 
     Cancelling kills the command and its children. Raises UnavailableError with its last lines if it fails.
     """
@@ -44,7 +44,7 @@ async def run(words: tuple[str, ...], line: Line, on_text: Words = lambda _: Non
         on_text(text)
 
     try:
-        await asyncio.gather(_follow(process.stdout, line), _listen(process.stderr, note))
+        await asyncio.gather(_read_lines(process.stdout, on_line), _read_errors(process.stderr, note))
         code = await process.wait()
     finally:
         if process.returncode is None:
@@ -55,12 +55,12 @@ async def run(words: tuple[str, ...], line: Line, on_text: Words = lambda _: Non
         raise UnavailableError("; ".join(last) or f"llmux {words[0]} ended with {code}")
 
 
-async def _follow(stdout: asyncio.StreamReader, line: Line) -> None:
+async def _read_lines(stdout: asyncio.StreamReader, on_line: OnLine) -> None:
     async for text in stdout:
-        line(text)
+        on_line(text)
 
 
-async def _listen(stderr: asyncio.StreamReader, on_text: Words) -> None:
+async def _read_errors(stderr: asyncio.StreamReader, on_text: OnText) -> None:
     async for line in stderr:
         if text := line.decode("utf-8", "replace").strip():
             on_text(text[:LONGEST])

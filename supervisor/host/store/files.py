@@ -87,7 +87,7 @@ def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> b
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Only one process at a time is in this block for the folder, which is made; where the file system has locks."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,7 +100,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def turn(path: Path, waiting: Callable[[], object]) -> Iterator[bool]:
+def locked(path: Path, waiting: Callable[[], object]) -> Iterator[bool]:
     """Only one process at a time is in this block. Calls `waiting` before it waits; yields whether it did."""
     with path.open("wb") as file:
         waits = not lock(file)

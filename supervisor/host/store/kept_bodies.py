@@ -26,15 +26,15 @@ class KeptBodies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.models: Collection[str] = frozenset()  # whose bodies may be here
 
     def keep(self, model: str, number: str, text: str) -> None:
         """Keep this of the request with this number, if its model's may be kept still. Raises OSError."""
-        with self._turn:
+        with self._lock:
             if model not in self.models:
                 return
-            folder = self._of(model)
+            folder = self._folder_of(model)
             files.create(folder / f"{time.time_ns() // 1_000_000:013}-{number}.json", text)
             there = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
             for old in there[:-MOST]:
@@ -59,11 +59,11 @@ class KeptBodies:
 
     def delete_others(self) -> None:
         """Delete the bodies of all other models, which may not be kept."""
-        with self._turn, contextlib.suppress(FileNotFoundError):
-            mine = {self._of(model) for model in self.models}
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            mine = {self._folder_of(model) for model in self.models}
             for folder in self._folder.iterdir():
                 if folder not in mine:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _of(self, model: str) -> Path:
+    def _folder_of(self, model: str) -> Path:
         return self._folder / hashlib.sha256(model.encode()).hexdigest()[:16]

@@ -134,17 +134,17 @@ class LeaseStore:
         amounts = [amount for device in devices for amount in (shares[device].mib, shares[device].most_mib)]
         try:
             args: list[str | int] = [holder, int(ttl_s * 1000), int(has_it), *amounts]
-            full = int(await self._take(keys=[BEGUN, *_keys(devices)], args=args))
+            full = int(await self._take(keys=[BEGUN, *_keys_of(devices)], args=args))
         except self._trouble as error:
-            raise _unreachable(error) from error
+            raise _unreachable_error(error) from error
         return None if full == 0 else Refusal(None if full < 0 else devices[full - 1])
 
     async def look(self, devices: Sequence[str]) -> tuple[bool, dict[str, dict[str, int]]]:
         """Does the store give new leases yet, and how many MiB of each device has each holder?"""
         try:
-            left_ms, *seen = await self._look(keys=[BEGUN, *_keys(devices)], args=[])
+            left_ms, *seen = await self._look(keys=[BEGUN, *_keys_of(devices)], args=[])
         except self._trouble as error:
-            raise _unreachable(error) from error
+            raise _unreachable_error(error) from error
         return int(left_ms) == 0, {
             device: {
                 holder.decode(errors="replace"): int(mib) for holder, mib in zip(shares[::2], shares[1::2], strict=True)
@@ -155,19 +155,19 @@ class LeaseStore:
     async def release(self, holder: str, devices: Sequence[str]) -> None:
         """Give back the holder's leases of these devices."""
         try:
-            for key in _keys(devices):
+            for key in _keys_of(devices):
                 await self._redis.hdel(key, holder)
         except self._trouble as error:
-            raise _unreachable(error) from error
+            raise _unreachable_error(error) from error
 
     async def close(self) -> None:
         """End the connection."""
         await self._redis.aclose()
 
 
-def _keys(devices: Sequence[str]) -> list[str]:
+def _keys_of(devices: Sequence[str]) -> list[str]:
     return [PREFIX + device for device in devices]
 
 
-def _unreachable(error: BaseException) -> StoreUnreachableError:
+def _unreachable_error(error: BaseException) -> StoreUnreachableError:
     return StoreUnreachableError(f"the lease store can't be reached ({str(error) or type(error).__name__})")

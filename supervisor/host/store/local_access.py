@@ -55,12 +55,12 @@ def offered(url: str, hosts: Sequence[str], port: int) -> Iterator[LocalAccess]:
     import secrets  # noqa: PLC0415  # the commands, which read what is offered, need none
 
     access = LocalAccess(os.getpid(), url, hosts, port, secrets.token_urlsafe(32))
-    _offer(access)
+    _write_file(access)
     try:
         yield access
     finally:
         with contextlib.suppress(OSError):
-            _path(access.pid).unlink()
+            _path_of(access.pid).unlink()
 
 
 def offer_again(access: LocalAccess) -> None:
@@ -68,11 +68,11 @@ def offer_again(access: LocalAccess) -> None:
 
     Raises OSError.
     """
-    if not _path(access.pid).exists():
-        _offer(access)
+    if not _path_of(access.pid).exists():
+        _write_file(access)
 
 
-def _path(pid: int) -> Path:
+def _path_of(pid: int) -> Path:
     return folder() / f"{pid}{_suffix()}"
 
 
@@ -82,7 +82,7 @@ def _suffix() -> str:
     return f".{pids}.{addresses}.json"
 
 
-def _offer(access: LocalAccess) -> None:
+def _write_file(access: LocalAccess) -> None:
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(place.lstat()):
@@ -90,7 +90,7 @@ def _offer(access: LocalAccess) -> None:
     for path in place.glob(f"*{_suffix()}"):
         if not Path("/proc", path.name.partition(".")[0]).exists():  # killed
             path.unlink(missing_ok=True)
-    path = _path(access.pid)
+    path = _path_of(access.pid)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({name: getattr(access, name) for name in access.__slots__}, file)
@@ -99,7 +99,7 @@ def _offer(access: LocalAccess) -> None:
 def of_process(pid: int) -> LocalAccess | None:
     """The daemon with this process id, if it is this user's and runs."""
     try:
-        path = _path(pid)
+        path = _path_of(pid)
         if not _is_ours(path.parent.lstat()):  # whoever made it could have us wait for a pipe
             return None
         with path.open(encoding="utf-8") as file:

@@ -108,19 +108,19 @@ class PictureStore:
 
     def clear(self) -> None:
         """Remove all."""
-        for path, _, _ in self._all():
+        for path, _, _ in self._list_files():
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def _make_room(self, size: int) -> None:
         before, taken = time.time() - self.keep_s, size
-        for path, at, its_size in sorted(self._all(), key=lambda one: -one[1]):
+        for path, at, its_size in sorted(self._list_files(), key=lambda one: -one[1]):
             taken += its_size
             if at <= before or taken > self.most_bytes:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _all(self) -> Iterator[tuple[Path, float, int]]:
+    def _list_files(self) -> Iterator[tuple[Path, float, int]]:
         """Each file with its time and size."""
         for path in () if self._folder is None else self._folder.iterdir():
             with contextlib.suppress(OSError):  # it has just gone

@@ -118,14 +118,14 @@ class RequestBuffer:
     def grow(self, size: int) -> None:
         """`size` bytes of it have arrived. Raises UnavailableError."""
         self.expect(size)
-        self._count(size)
+        self._set_counted(size)
 
     def keep(self, data: Bytes) -> None:
         """Make `data` the body."""
         self.size = size = len(data)
         self.data = data
         if size > ALWAYS_TAKEN or self._counted:
-            self._count(size)
+            self._set_counted(size)
 
     def changed(self, data: Bytes) -> RequestBuffer:
         """The buffer for `data`, which was made of this body."""
@@ -162,14 +162,14 @@ class RequestBuffer:
         self.data = None
         if self._counted or self._on_disk:
             self.run()
-            self._count(0)
+            self._set_counted(0)
             self._budget.disk_used -= self._on_disk
             self._on_disk = 0
             self._file = None
         if self.source is not None:
             self.source.release()
 
-    def _count(self, size: int) -> None:
+    def _set_counted(self, size: int) -> None:
         counted = size if size > ALWAYS_TAKEN else 0
         self._budget.used += counted - self._counted
         self._counted = counted
@@ -240,18 +240,18 @@ class RequestBuffer:
         budget.disk_used += self._on_disk
         file = None
         try:
-            file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._written, self.data)
+            file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._write_file, self.data)
         except OSError as error:
             budget.log_disk(error)
         if file is not None and self._waits:
             budget.log_disk(None)
             self._file, self.data = file, None
-            self._count(0)
+            self._set_counted(0)
         else:
             budget.disk_used -= self._on_disk
             self._on_disk = 0
 
-    def _written(self, data: Bytes) -> _File | None:
+    def _write_file(self, data: Bytes) -> _File | None:
         """In the writer's thread. None: the request waits no longer. Raises OSError."""
         assert self._budget.folder is not None
         file = _File(self._budget.folder, self._budget.writer)

@@ -141,9 +141,9 @@ class _Former(msgspec.Struct):
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_line: Final = msgspec.json.Decoder(_Line).decode
-_former: Final = msgspec.json.Decoder(_Former).decode
-_status: Final = msgspec.json.Decoder(_Status).decode
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
+_decode_former: Final = msgspec.json.Decoder(_Former).decode
+_decode_status: Final = msgspec.json.Decoder(_Status).decode
 
 
 class EventLog:
@@ -263,8 +263,8 @@ class ResponseStore:
 
         def write() -> None:
             if frames is not None:
-                _write(path + _EVENTS, map(Part, frames), is_synced=replaces)
-            _write(path + _RECORD, (begin, kept.response, kept.items), is_synced=replaces)
+                _write_file(path + _EVENTS, map(Part, frames), is_synced=replaces)
+            _write_file(path + _RECORD, (begin, kept.response, kept.items), is_synced=replaces)
 
         def written(done: asyncio.Future[None]) -> None:
             self._pending_bytes -= size
@@ -319,7 +319,7 @@ class ResponseStore:
         """Forget it."""
         self._pending.pop(name, None)
         self._forget_size(name)
-        self._unlink([name])
+        self._unlink_files([name])
         await self.flushed()
 
     # -------------------------------------------------------------------------------------------------------------- room
@@ -339,9 +339,9 @@ class ResponseStore:
             self._forget_size(name)
             expired.append(name)
         if expired:
-            self._unlink(expired)
+            self._unlink_files(expired)
 
-    def _unlink(self, names: list[str]) -> None:
+    def _unlink_files(self, names: list[str]) -> None:
         folder = self._folder
         assert folder is not None
 
@@ -384,7 +384,7 @@ def _settle_futures(done: asyncio.Future[_Results]) -> None:
             future.set_exception(error)
 
 
-def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
+def _write_file(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
     """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
 
     Raises OSError.
@@ -406,9 +406,9 @@ def _read(path: Path, oldest: float) -> StoredResponse | None:
             return None
         begin = os.pread(file.fd, _FIRST_LINE, 0)
         if not begin.startswith(_BEGIN):
-            return _converted(path.read_bytes())
+            return _convert_former(path.read_bytes())
         first, end, _ = begin.partition(b"\n")
-        line, at = _line(first), len(first + end)
+        line, at = _decode_line(first), len(first + end)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
@@ -421,9 +421,9 @@ def _read(path: Path, oldest: float) -> StoredResponse | None:
     return StoredResponse(line.owner, response, items, line.status, line.is_background, line.is_streamed)
 
 
-def _converted(data: bytes) -> StoredResponse:
+def _convert_former(data: bytes) -> StoredResponse:
     """A response in the format of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
-    found = _former(data)
+    found = _decode_former(data)
     response, items = Part(bytes(found.response)), Part(bytes(found.items))
-    status = _status(found.response).status
+    status = _decode_status(found.response).status
     return StoredResponse(found.owner, response, items, status, found.is_background, found.is_streamed)

@@ -150,11 +150,11 @@ class Store:
 
     async def _try_open(self) -> None:
         try:
-            self._file = await self._do(self._open)
+            self._file = await self._run_in_thread(self._open_file)
         except (sqlite3.Error, OSError, _UnusableError) as error:
-            self._unusable(error)
+            self._note_unusable(error)
 
-    def _unusable(self, error: Exception) -> None:
+    def _note_unusable(self, error: Exception) -> None:
         self.trouble = str(error)
         log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
 
@@ -170,23 +170,23 @@ class Store:
         def settle() -> None:
             file.execute("COMMIT")
             self._is_pending = False
-            self._copy(file)
+            self._back_up(file)
 
         try:
-            await self._do(settle)
+            await self._run_in_thread(settle)
         except sqlite3.Error as error:
             consequence = "what changed since the start is lost"
             log.warning("store.not_saved", path=str(self.path), reason=str(error), consequence=consequence)
             self._file, self._is_pending = None, False
-            await self._do(file.close)
+            await self._run_in_thread(file.close)
             await self._try_open()
 
     async def close(self) -> None:
         """Wait for pending writes and unlock the file."""
         file, self._file = self._file, None
         if file is not None:
-            await self._do(lambda: self._copy(file))
-            await self._do(file.close)
+            await self._run_in_thread(lambda: self._back_up(file))
+            await self._run_in_thread(file.close)
         self._thread.shutdown(wait=False)
 
     async def lend(self) -> None:
@@ -194,7 +194,7 @@ class Store:
         file, self._file = self._file, None
         if file is not None:
             self.trouble = "a successor has it"
-            await self._do(file.close)
+            await self._run_in_thread(file.close)
 
     async def take_back(self) -> None:
         """Open it again after `lend`, with what is in it now. Never fails, as `open`."""
@@ -226,11 +226,11 @@ class Store:
             raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
 
         def within() -> T:
-            with self._change(file):
+            with self._atomic_change(file):
                 return work(file)
 
         try:
-            return await self._do(within)
+            return await self._run_in_thread(within)
         except sqlite3.Error as error:
             self.trouble = str(error)
             raise NotSavedError(f"the store {self.path} can't be used: {error}") from error
@@ -254,7 +254,7 @@ class Store:
         put = {entry: json.dumps(value) for entry, value in changes.items() if value is not None}
 
         def write() -> None:
-            with self._change(file):
+            with self._atomic_change(file):
                 file.executemany("DELETE FROM entries WHERE collection = ? AND key = ?", changes)
                 file.executemany(
                     "INSERT INTO entries VALUES (?, ?, ?)", [(*entry, text) for entry, text in put.items()]
@@ -267,22 +267,22 @@ class Store:
             self.trouble = None
 
         try:
-            await self._do(write, apply)
+            await self._run_in_thread(write, apply)
         except sqlite3.Error as error:
             self.trouble = str(error)
             raise NotSavedError(f"the store {self.path} can't be written: {error}") from error
         if self._file is not None and time.monotonic() - self._backed_up > BACKUP_S:
             self._backed_up = time.monotonic()
-            self._thread.submit(self._copy, file)
+            self._thread.submit(self._back_up, file)
 
-    async def _do(self, work: Callable[[], T], then: Callable[[], object] = bool) -> T:
+    async def _run_in_thread(self, work: Callable[[], T], then: Callable[[], object] = bool) -> T:
         """Run `work` in the store's thread and, if it succeeds, `then` here, even if the caller is cancelled."""
         doing = asyncio.get_running_loop().run_in_executor(self._thread, work)
         doing.add_done_callback(lambda done: None if done.exception() else then())
         return await asyncio.shield(doing)
 
     @contextlib.contextmanager
-    def _change(self, file: sqlite3.Connection) -> Iterator[None]:
+    def _atomic_change(self, file: sqlite3.Connection) -> Iterator[None]:
         """What is done within is done whole or not at all. Raises sqlite3.Error."""
         if not self._is_pending:
             with file:  # commits, or rolls back
@@ -299,31 +299,31 @@ class Store:
         finally:
             file.execute("RELEASE change")
 
-    def _open(self) -> sqlite3.Connection:
+    def _open_file(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_whole = _begun(self.path)
+        is_whole = _has_content(self.path)
         try:
-            file = self._connect() if is_whole else self._restored()
+            file = self._connect() if is_whole else self._open_restored()
         except _DamagedError as error:
-            _set_aside(self.path, error)
-            is_whole, file = False, self._restored()
+            _move_damaged(self.path, error)
+            is_whole, file = False, self._open_restored()
         if self.keeps_backup and not is_whole:
             self._entries[_BEGAN] = json.dumps(time.time())
-            with self._change(file):
+            with self._atomic_change(file):
                 file.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (*_BEGAN, self._entries[_BEGAN]))
-        self._copy(file)
+        self._back_up(file)
         return file
 
-    def _restored(self) -> sqlite3.Connection:
+    def _open_restored(self) -> sqlite3.Connection:
         """With the backup's content; empty where there is no good one."""
-        if not (self.keeps_backup and _begun(self._backup)):
+        if not (self.keeps_backup and _has_content(self._backup)):
             return self._connect()
         with replacing(self.path, 0o600) as fresh:
             shutil.copyfile(self._backup, fresh)
         try:
             file = self._connect()
         except _DamagedError as error:
-            _set_aside(self._backup, error)
+            _move_damaged(self._backup, error)
             self.path.unlink()
             return self._connect()
         log.warning("store.restored", path=str(self.path), backup=str(self._backup))
@@ -334,7 +334,7 @@ class Store:
         self.path.touch(mode=0o600)
         file = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
         try:
-            self._check(file)
+            self._check_and_migrate(file)
             rows = file.execute("SELECT collection, key, value FROM entries")
             self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
         except BaseException as error:
@@ -347,7 +347,7 @@ class Store:
             raise
         return file
 
-    def _check(self, file: sqlite3.Connection) -> None:
+    def _check_and_migrate(self, file: sqlite3.Connection) -> None:
         file.execute("PRAGMA locking_mode = EXCLUSIVE")
         file.execute("PRAGMA journal_mode = WAL")
         file.execute("PRAGMA synchronous = FULL")
@@ -362,7 +362,7 @@ class Store:
         if migration or self._is_pending:
             file.executescript("; ".join(("BEGIN IMMEDIATE", *migration, "" if self._is_pending else "COMMIT")))
 
-    def _copy(self, file: sqlite3.Connection) -> None:
+    def _back_up(self, file: sqlite3.Connection) -> None:
         """Renew the backup, whole or not at all. Failure is only a warning."""
         if self._is_pending:
             return
@@ -383,26 +383,26 @@ class Footprints(Store):
 
     def learned(self) -> dict[FootprintKey, int]:
         """All that can be true."""
-        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[0]
+        return _split_rows((key, name, _number_in(text)) for (name, key), text in self._entries.items())[0]
 
     def raised(self) -> dict[FootprintKey, int]:
         """What to lease at least: all that can be true."""
-        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[1]
+        return _split_rows((key, name, _number_in(text)) for (name, key), text in self._entries.items())[1]
 
     def load_times(self) -> dict[str, float]:
         """How many seconds the last load of each model took, by its key: all that can be true."""
-        taken = {key: _whole(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
+        taken = {key: _number_in(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
         return {key: ms / 1000 for key, ms in taken.items() if 0 < ms < MOST_LOAD_MS}
 
     async def learn(self, key: str, device: str, mib: int, *, raised: bool = False) -> None:
         """Remember what a model took, or is to get at least; the latest figure counts. Failure to save is only a warning."""
-        await self._keep(f"{_RAISED}{device}" if raised else device, key, mib)
+        await self._save(f"{_RAISED}{device}" if raised else device, key, mib)
 
     async def learn_load(self, key: str, load_s: float) -> None:
         """Remember how long a model's load took, as `learn` does."""
-        await self._keep(_LOAD_MS, key, max(1, round(load_s * 1000)))
+        await self._save(_LOAD_MS, key, max(1, round(load_s * 1000)))
 
-    async def _keep(self, collection: str, key: str, value: int) -> None:
+    async def _save(self, collection: str, key: str, value: int) -> None:
         self._entries[collection, key] = str(value)
         try:
             await self.put(collection, key, value)
@@ -424,11 +424,11 @@ def learned_footprints(path: Path) -> tuple[dict[FootprintKey, int], dict[Footpr
             shutil.copy(f"{path}-wal", folder)
         with contextlib.closing(sqlite3.connect(copy)) as file:
             rows = file.execute("SELECT key, collection, value FROM entries").fetchall()
-        return _sizes((key, name, int(text)) for key, name, text in rows)
+        return _split_rows((key, name, int(text)) for key, name, text in rows)
     return {}, {}
 
 
-def _sizes(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
+def _split_rows(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
     """Of (key, collection, value): what was learned, and what was raised."""
     learned: dict[FootprintKey, int] = {}
     raised: dict[FootprintKey, int] = {}
@@ -439,7 +439,7 @@ def _sizes(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int
     return learned, raised
 
 
-def _whole(text: str) -> int:
+def _number_in(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
@@ -464,10 +464,10 @@ def _as_job(collection: str, key: str, text: str) -> str:
     return json.dumps({**row, **new, "model": base_of(ModelId(str(row.get("worker"))))})
 
 
-def _begun(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _set_aside(path: Path, error: _DamagedError) -> None:
+def _move_damaged(path: Path, error: _DamagedError) -> None:
     kept = move_aside(path, "-wal", "-shm")
     log.error("store.damaged", path=str(path), reason=str(error), kept=str(kept))

@@ -27,12 +27,12 @@ class Versions:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def keep(self, text: str) -> None:
         """Remember it, unless it is the newest version already; the oldest one goes. Raises OSError."""
-        with self._turn:
-            there = self._listing()
+        with self._lock:
+            there = self._list_versions()
             if there and there[0].id.endswith(digest(text)):
                 return
             last_ms = int(there[0].id.partition("-")[0]) if there else 0
@@ -43,10 +43,10 @@ class Versions:
 
     def listing(self) -> list[Version]:
         """The newest first. Raises OSError."""
-        with self._turn:
-            return self._listing()
+        with self._lock:
+            return self._list_versions()
 
-    def _listing(self) -> list[Version]:
+    def _list_versions(self) -> list[Version]:
         if not self._folder.is_dir():
             return []
         found = [(path, match) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name)) is not None]
@@ -55,6 +55,6 @@ class Versions:
 
     def read(self, wanted: str) -> str | None:
         """The text of a version; None: there is none of this name. Raises OSError."""
-        with self._turn:
-            known = any(version.id == wanted for version in self._listing())
+        with self._lock:
+            known = any(version.id == wanted for version in self._list_versions())
             return (self._folder / wanted).read_bytes().decode() if known else None

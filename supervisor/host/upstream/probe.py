@@ -48,18 +48,18 @@ async def check_health(address: Address, path: str, timeout_s: float, auth: str 
 
     Connecting and the exchange take at most `timeout_s` together. `auth` is for the Authorization header.
     """
-    return await _ask(address, "GET", path, b"", timeout_s, auth)
+    return await _send_probe(address, "GET", path, b"", timeout_s, auth)
 
 
 async def check_inference(
     address: Address, path: str, body: bytes, timeout_s: float, auth: str | None = None
 ) -> ProbeResult:
     """POST this JSON to `path` to see whether the model computes. Any answer below 500 is ok: a refusing worker lives."""
-    result = await _ask(address, "POST", path, body, timeout_s, auth)
+    result = await _send_probe(address, "POST", path, body, timeout_s, auth)
     return replace(result, ok=result.status is not None and result.status < 500)
 
 
-async def _ask(
+async def _send_probe(
     address: Address, method: str, path: str, body: bytes, timeout_s: float, auth: str | None
 ) -> ProbeResult:
     began = time.monotonic()
@@ -67,9 +67,9 @@ async def _ask(
     headers = [(b"content-type", b"application/json")] if body else []
     try:
         async with asyncio.timeout(timeout_s):
-            return await judged(await upstream.request(method, path.encode(), headers, body))
+            return await result_of(await upstream.request(method, path.encode(), headers, body))
     except (OSError, UpstreamError) as error:
-        return _failed(error, began, timeout_s)
+        return _failed_result(error, began, timeout_s)
     finally:
         upstream.close()
 
@@ -80,7 +80,7 @@ async def check_ready(address: Address, path: str, then: str | None, auth: str |
     return await check_health(address, then, timeout_s, auth) if probe.ok and then is not None else probe
 
 
-async def judged(response: UpstreamResponse, label: str = "") -> ProbeResult:
+async def result_of(response: UpstreamResponse, label: str = "") -> ProbeResult:
     """The result that this response means, with `label` before its status. Closes the response."""
     try:
         body = await response.read(BODY_LIMIT)
@@ -91,7 +91,7 @@ async def judged(response: UpstreamResponse, label: str = "") -> ProbeResult:
     return ProbeResult(ok, response.status, f"{label}HTTP {response.status}" + ("" if ok or not text else f": {text}"))
 
 
-def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
+def _failed_result(error: Exception, began: float, timeout_s: float) -> ProbeResult:
     if isinstance(error, TimeoutError):
         # The timeout fired far too late: our own loop did not run.
         stalled = time.monotonic() - began > 2 * timeout_s + 1

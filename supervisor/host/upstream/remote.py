@@ -25,7 +25,7 @@ import structlog
 from runtimes.base import RemoteSpec
 from supervisor.errors import LlmuxError, UnreachableError, UpstreamError, UpstreamTimeoutError
 from supervisor.host.store.request_buffer import RequestBuffer
-from supervisor.host.upstream.probe import OUR_OWN_TROUBLE, ProbeResult, causes, judged
+from supervisor.host.upstream.probe import OUR_OWN_TROUBLE, ProbeResult, causes, result_of
 from supervisor.host.upstream.upstream import Body, Headers, UpstreamResponse
 
 log = structlog.get_logger("llmux.remote")
@@ -72,9 +72,9 @@ class RemotePool:
         self._base = httpx.URL(spec.base_url)
         self._secret = spec.key.encode("ascii") if spec.key is not None else None
         self.name = f"{self._base.host}:{self._base.port}" if self._base.port else self._base.host
-        self._own: Headers = [(b"user-agent", b"llmux"), (b"accept-encoding", b"identity")]
+        self._own_fields: Headers = [(b"user-agent", b"llmux"), (b"accept-encoding", b"identity")]
         if self._secret is not None:
-            self._own.append((b"authorization", b"Bearer " + self._secret))
+            self._own_fields.append((b"authorization", b"Bearer " + self._secret))
         self._transport = httpx.AsyncHTTPTransport(
             verify=ssl.create_default_context(cafile=spec.ca_file),
             trust_env=False,
@@ -90,7 +90,7 @@ class RemotePool:
         The client's query is dropped: it may hold credentials. So is `first_byte_s`, which is for workers.
         Raises UpstreamError, with code `upstream_auth_failed` when our key was refused, and UpstreamTimeoutError.
         """
-        fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own
+        fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own_fields
         path = target.partition(b"?")[0].removeprefix(b"/v1")
         if isinstance(body, bytes | bytearray):
             body = RequestBuffer(data=body)
@@ -110,7 +110,7 @@ class RemotePool:
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
                     if isinstance(body, RequestBuffer):
                         body.sent()
-                    return self._checked(response)
+                    return self._check_status(response)
                 why = f"HTTP {response.status}"
                 response.close()
             attempts -= 1
@@ -123,13 +123,19 @@ class RemotePool:
         label = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                probe = await judged(await self._send("GET", b"/models", list(self._own), RequestBuffer()), label)
+                probe = await result_of(
+                    await self._send("GET", b"/models", list(self._own_fields), RequestBuffer()), label
+                )
         except TimeoutError:
             return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s")
         except LlmuxError as error:
             ours = any(getattr(cause, "errno", None) in OUR_OWN_TROUBLE for cause in causes(error))
             return ProbeResult(False, None, error.message, inconclusive=ours)
-        return ProbeResult(False, probe.status, self._refused().message) if probe.status in _KEY_REFUSED else probe
+        return (
+            ProbeResult(False, probe.status, self._key_refused_error().message)
+            if probe.status in _KEY_REFUSED
+            else probe
+        )
 
     async def close(self) -> None:
         """Close all connections; answers under way break off."""
@@ -138,11 +144,11 @@ class RemotePool:
 
     # called by responses
 
-    def hush(self, data: bytes) -> bytes:
+    def mask_key(self, data: bytes) -> bytes:
         """`data` without our key, which the remote may repeat."""
         return data.replace(self._secret, MASK) if self._secret is not None else data
 
-    def ended(self, end: Coroutine[None, None, None]) -> None:
+    def release(self, end: Coroutine[None, None, None]) -> None:
         """An answer has ended: reuse its connection, or close it where the answer is incomplete."""
         self.open_responses -= 1
         task = self.loop.create_task(end)
@@ -164,7 +170,7 @@ class RemotePool:
             async with asyncio.timeout(self.spec.connect_s + self._first_byte_s):
                 response = await self._transport.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise self._not_connected(error) from error
+            raise self._connect_error(error) from error
         except httpx.TransportError as error:
             raise UpstreamError(f"The remote {self.name} ended the connection without an answer.") from error
         except TimeoutError as error:
@@ -174,10 +180,10 @@ class RemotePool:
         self.open_responses += 1
         return RemoteResponse(self, response, self._stream_idle_s)
 
-    def _checked(self, response: RemoteResponse) -> RemoteResponse:
+    def _check_status(self, response: RemoteResponse) -> RemoteResponse:
         if response.status in _KEY_REFUSED:
             response.close()
-            error = self._refused()
+            error = self._key_refused_error()
             log.warning("remote.key_refused", remote=self.name, variable=self.spec.key_env, status=response.status)
             raise error
         if 300 <= response.status < 400:
@@ -188,7 +194,7 @@ class RemotePool:
             )
         return response
 
-    def _refused(self) -> UpstreamError:
+    def _key_refused_error(self) -> UpstreamError:
         variable = self.spec.key_env
         advice = (
             f"check the environment variable {variable} of the llmux daemon, and restart it"
@@ -200,7 +206,7 @@ class RemotePool:
             code="upstream_auth_failed",
         )
 
-    def _not_connected(self, error: httpx.TransportError) -> LlmuxError:
+    def _connect_error(self, error: httpx.TransportError) -> LlmuxError:
         if isinstance(error, httpx.ConnectTimeout):
             return UnreachableError(
                 f"The remote {self.name} did not accept a connection within {self.spec.connect_s:g} s."
@@ -265,14 +271,14 @@ class RemoteResponse(UpstreamResponse):
 
     async def read(self, limit: int) -> bytes:
         """See `UpstreamResponse`; our key is masked."""
-        return self._pool.hush(await super().read(limit))
+        return self._pool.mask_key(await super().read(limit))
 
     def close(self) -> None:
         if self._open:
             self._open = False
-            self._pool.ended(self._end())
+            self._pool.release(self._close_stream())
 
-    async def _end(self) -> None:
+    async def _close_stream(self) -> None:
         with contextlib.suppress(httpx.HTTPError):  # it is being thrown away
             await self._body.aclose()
             await self._stream.aclose()

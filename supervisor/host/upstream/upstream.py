@@ -125,16 +125,16 @@ class WorkerResponse(UpstreamResponse):
         """Wait for status and headers. Raises UpstreamError or UpstreamTimeoutError."""
         while not self.head_done:
             if self._error is not None:
-                raise self._failure()
-            await self._wait()
+                raise self._take_error()
+            await self._wait_for_data()
 
     async def next_chunk(self) -> bytes:
         while not self._chunks:
             if self._error is not None:
-                raise self._failure()
+                raise self._take_error()
             if self.complete:
                 return b""
-            await self._wait()
+            await self._wait_for_data()
         chunks = self._chunks
         self._chunks = []
         if self._buffered > PAUSE_ABOVE and self._connection is not None:
@@ -185,7 +185,7 @@ class WorkerResponse(UpstreamResponse):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _failure(self) -> Exception:
+    def _take_error(self) -> Exception:
         """The error, which is then forgotten: it would keep alive the frames that it passes through, and with them the request's body."""
         assert self._error is not None
         try:
@@ -193,14 +193,14 @@ class WorkerResponse(UpstreamResponse):
         finally:
             self._error = UpstreamError("The response has failed before.")
 
-    def _wait(self) -> asyncio.Future[None]:
+    def _wait_for_data(self) -> asyncio.Future[None]:
         """A future that is done once anything arrives. No coroutine: each piece of a stream would pass through one more."""
         assert not self.waiting, "one consumer"
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
 
-def kept_s(promised_s: float) -> float:
+def idle_limit_s(promised_s: float) -> float:
     """How long to keep an idle connection that the worker keeps for `promised_s`: half of it, at least a second less.
 
     The worker counts from when it sent the last byte, we from when we read it, which is late on a busy machine.
@@ -224,15 +224,15 @@ class Connection(asyncio.Protocol):
         self._quiet_since = 0.0
         self._quiet_limit_s = 0.0
         self._headers: Headers = []
-        self._reset()
-        self._promised = False  # the server has said how long it keeps the connection
+        self._reset_message()
+        self._keep_alive_promised = False  # the server has said how long it keeps the connection
         self.idle_s = pool.idle_s
         self._answered = False  # a request before this one
         self.expires_at = 0.0
         self.lost = False
 
-    def _reset(self) -> None:
-        self._named: set[bytes] | None = None
+    def _reset_message(self) -> None:
+        self._connection_options: set[bytes] | None = None
         self._bodiless = False
         self._framed = False
         self._informational = False
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
         self, head: bytes, body: RequestBuffer | AsyncIterator[bytes], *, bodiless: bool, first_byte_s: float
     ) -> WorkerResponse:
         self._response = response = WorkerResponse(self)
-        self._reset()
+        self._reset_message()
         self._bodiless = bodiless
         self._quiet_since = self._loop.time()
         self._quiet_limit_s = first_byte_s
@@ -302,10 +302,10 @@ class Connection(asyncio.Protocol):
             self._pool.write_soon(self._transport, head + body.data)
         else:
             self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(body, response))
+            self._pump = self._loop.create_task(self._send_body(body, response))
         return response
 
-    async def _send(self, body: RequestBuffer | AsyncIterator[bytes], response: WorkerResponse) -> None:
+    async def _send_body(self, body: RequestBuffer | AsyncIterator[bytes], response: WorkerResponse) -> None:
         chunked = not isinstance(body, RequestBuffer)
         try:
             async for piece in body.pieces() if isinstance(body, RequestBuffer) else body:
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
                 return
         if self._message_done:
-            self._finish(response)
+            self._finish_response(response)
         elif response.head_done:
             response.wake()
         else:
@@ -365,7 +365,7 @@ class Connection(asyncio.Protocol):
                 response.fail(UpstreamError("The worker's response headers are too large."))
                 self.abort()
 
-    def _finish(self, response: WorkerResponse) -> None:
+    def _finish_response(self, response: WorkerResponse) -> None:
         self._response = None
         response.finish()
         if self._reusable and self._pump is None:
@@ -398,10 +398,10 @@ class Connection(asyncio.Protocol):
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
             if tokens:
-                self._named = tokens
+                self._connection_options = tokens
         elif name == b"keep-alive" and (match := _KEEP_ALIVE_TIMEOUT.search(value)):
-            self.idle_s = kept_s(float(match[1]))
-            self._promised = True
+            self.idle_s = idle_limit_s(float(match[1]))
+            self._keep_alive_promised = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -415,11 +415,11 @@ class Connection(asyncio.Protocol):
             return
         if response is None or response.head_done:
             return
-        if self._named is not None:
-            headers = [item for item in headers if item[0] not in self._named]
+        if self._connection_options is not None:
+            headers = [item for item in headers if item[0] not in self._connection_options]
         # cpp-httplib (llama.cpp's server) promises to keep the connection but closes it after a stream; the next request
         # may be quicker.
-        self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._promised)
+        self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._keep_alive_promised)
         self._quiet_limit_s = self._pool.stream_idle_s
         response.start(status, headers)
         if self._bodiless or status in (204, 304):
@@ -478,7 +478,7 @@ class UpstreamPool:
         self._closed = False
         self._keeps = True  # the worker does keep the connections that it says it keeps
         self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
-        self.worked_at = 0.0  # loop time; see `works`
+        self.worked_at = 0.0  # loop time; see `note_progress`
 
     @property
     def open_connections(self) -> int:
@@ -490,7 +490,7 @@ class UpstreamPool:
         """Is any request under way?"""
         return len(self._connections) > len(self._idle)
 
-    def works(self) -> None:
+    def note_progress(self) -> None:
         """Note that the worker makes progress with its requests: its silence counts from now."""
         self.worked_at = self.loop.time()
 
@@ -551,12 +551,12 @@ class UpstreamPool:
         """
         if self._unwritten is None:
             self._unwritten = []
-            self.loop.call_soon(self._write)
+            self.loop.call_soon(self._write_pending)
             transport.write(data)
         else:
             self._unwritten.append((transport, data))
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         unwritten, self._unwritten = self._unwritten or (), None
         for transport, data in unwritten:
             if not transport.is_closing():
@@ -602,13 +602,13 @@ class UpstreamPool:
                 if connection.usable():
                     self._connections.add(connection)
                     if self._timer is None:
-                        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
+                        self._timer = self.loop.call_later(SWEEP_S, self._check_deadlines)
                     return connection
                 connection.abort()
         raise UnreachableError("The worker closed new connections at once.")
 
-    def _sweep(self) -> None:
+    def _check_deadlines(self) -> None:
         now = self.loop.time()
         for connection in tuple(self._connections):
             connection.check(now)
-        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if self._connections else None
+        self._timer = self.loop.call_later(SWEEP_S, self._check_deadlines) if self._connections else None

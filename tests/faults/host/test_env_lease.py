@@ -74,7 +74,7 @@ class TestInUse:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         assert venvs.still_used("demo", tmp_path / "runtimes") == ()
-        venvs.sweep_aside(tmp_path / "runtimes").join(30)
+        venvs.sweep_in_background(tmp_path / "runtimes").join(30)
         assert builds(tmp_path) == [new.path.name]
 
     async def test_removed(self, lock, tmp_path, instance):
@@ -104,7 +104,7 @@ class TestInUse:
     async def test_a_lease_that_comes_too_late(self, lock, tmp_path):
         """Whoever found the program before it was replaced, and asks while it is being removed, hears of it."""
         old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
-        with env_lease.alone(old.path) as ours:
+        with env_lease.retire(old.path) as ours:
             assert ours
             assert EnvLease.on(str(old.interpreter)) is None
         venvs.install(lock("2.0"), tmp_path / "runtimes", quiet)
@@ -129,7 +129,7 @@ class TestInUse:
         new.mkdir()
         (tmp_path / "runtimes/demo").unlink()
         (tmp_path / "runtimes/demo").symlink_to(new)
-        with env_lease.alone(old.path), pytest.raises(EnvironmentRemovedError):
+        with env_lease.retire(old.path), pytest.raises(EnvironmentRemovedError):
             EnvLease.on(str(old.interpreter))
 
 

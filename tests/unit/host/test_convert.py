@@ -90,7 +90,7 @@ class TestProcess:
         converter = Converter()
         for size in range(1, 9):
             await converter.convert("picture", picture((size, size)))
-        assert sum(map(len, converter._kept.values())) == converter._kept_bytes <= 300
+        assert sum(map(len, converter._results.values())) == converter._results_bytes <= 300
 
     async def test_it_hangs(self, child, monkeypatch):
         child("import time; time.sleep(600)")

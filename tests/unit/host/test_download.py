@@ -141,7 +141,7 @@ class TestBounds:
 
     def test_the_first_bytes_of_an_answer(self):
         answer = Answer(200, (b"abc", b"def", AssertionError("read on")))
-        assert [download.up_to(answer, size) for size in (2, 3, 5, 6)] == [b"ab", b"abc", b"abcde", b"abcdef"]
+        assert [download.read_up_to(answer, size) for size in (2, 3, 5, 6)] == [b"ab", b"abc", b"abcde", b"abcdef"]
 
     def test_another_hash_once(self, get):
         get(Answer(200, (b"all of it?",)), Answer(200, (CONTENT,)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.host.media.media import PIECE, MediaSource, _pieces
+from supervisor.host.media.media import PIECE, MediaSource, _body_pieces
 from tests.support.limits import LIMIT_S
 
 
@@ -139,6 +139,6 @@ class TestPieces:
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(others())
-        assert b"".join([piece async for piece in _pieces(stream())]) == b"x" * 1000
+        assert b"".join([piece async for piece in _body_pieces(stream())]) == b"x" * 1000
         beside.cancel()
         assert turns > 20

@@ -67,12 +67,12 @@ class TestFault:
     @cases("step", ["setup", "fork", "cwd", "exec"])
     def test_what_the_kernel_is_short_of(self, step, code):
         """Injected: no memory, a quota, a read-only or broken disk."""
-        assert process._fault(step, code) is HOST
+        assert process._crash_class(step, code) is HOST
 
     @cases(("step", "kind"), [("setup", HOST), ("fork", HOST), ("cwd", UNKNOWN), ("exec", ARGUMENTS)])
     @cases("code", [errno.ENOENT, errno.EACCES, errno.ENOEXEC])
     def test_what_is_wrong(self, step, kind, code):
-        assert process._fault(step, code) is kind
+        assert process._crash_class(step, code) is kind
 
 
 def children() -> set[int]:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
-from supervisor.host.upstream.upstream import Connection, UpstreamPool, kept_s
+from supervisor.host.upstream.upstream import Connection, UpstreamPool, idle_limit_s
 from tests.support.cases import cases
 from tests.support.garbage import no_cycles_of
 from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
@@ -97,7 +97,7 @@ class TestReuse:
     @pytest.mark.parametrize(("promised", "kept"), [(1, 0), (2, 1), (5, 2.5), (60, 30)])
     async def test_kept_for_less_than_promised(self, promised, kept):
         """The worker began to count before its answer was read here, on a busy machine well before."""
-        assert kept_s(promised) == kept
+        assert idle_limit_s(promised) == kept
 
     async def test_idle_connections_expire_and_keep_alive_timeout_is_honoured(self):
         async with worker(answering(ok(b"hi", b"Keep-Alive: timeout=60"))) as patient, pool(patient.port) as upstream:
@@ -354,7 +354,7 @@ class TestDeadlines:
             asking = asyncio.create_task(get(upstream, first_byte_s=1000))
             await until(lambda: behind.active == 1)
             (connection,) = upstream._connections
-            upstream.works()
+            upstream.note_progress()
             upstream.worked_at += 900
             connection.check(upstream.worked_at + 999)
             assert not asking.done()

@@ -53,30 +53,32 @@ def _needs_of(data: bytes) -> Needs:
         places = {tag: value for tag, value in dynamic if tag in (_STRTAB, _VERNEED, _VERNEEDNUM)}
         if _STRTAB not in places:
             return Needs(frozenset())
-        strings = _offset(places[_STRTAB], loads)
-        libraries = frozenset(_text(data, strings + value).decode() for tag, value in dynamic if tag == _NEEDED)
-        names = _versions(data, _offset(places.get(_VERNEED, 0), loads), strings, places.get(_VERNEEDNUM, 0))
+        strings = _file_offset(places[_STRTAB], loads)
+        libraries = frozenset(_string_at(data, strings + value).decode() for tag, value in dynamic if tag == _NEEDED)
+        names = _needed_versions(
+            data, _file_offset(places.get(_VERNEED, 0), loads), strings, places.get(_VERNEEDNUM, 0)
+        )
         wanted = [(int(match[1]), int(match[2])) for name in names if (match := _GLIBC.fullmatch(name))]
     except (struct.error, OverflowError, ValueError):
         return Needs(frozenset())  # a damaged one doesn't start, and says so
     return Needs(libraries, max(wanted, default=(0, 0)))
 
 
-def _versions(data: bytes, at: int, strings: int, count: int) -> Iterator[bytes]:
+def _needed_versions(data: bytes, at: int, strings: int, count: int) -> Iterator[bytes]:
     for _ in range(count):
         _, entries, _, first, following = struct.unpack_from("<HHIII", data, at)
         entry = at + first
         for _ in range(entries):
             _, _, _, name, step = struct.unpack_from("<IHHII", data, entry)
-            yield _text(data, strings + name)
+            yield _string_at(data, strings + name)
             entry += step
         at += following
 
 
-def _offset(virtual: int, loads: list[tuple[int, int, int]]) -> int:
+def _file_offset(virtual: int, loads: list[tuple[int, int, int]]) -> int:
     """The offset in the file of the data that lies at this address once the file is loaded."""
     return next((virtual - start + at for start, at, length in loads if start <= virtual < start + length), 0)
 
 
-def _text(data: bytes, at: int) -> bytes:
+def _string_at(data: bytes, at: int) -> bytes:
     return data[at : data.index(b"\0", at)]

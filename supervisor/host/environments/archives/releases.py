@@ -23,7 +23,7 @@ import httpx
 
 from supervisor.host.environments.archives import ReleaseError
 from supervisor.host.hub import download
-from supervisor.host.hub.download import File, Origin, line_of, up_to
+from supervisor.host.hub.download import File, Origin, line_of, read_up_to
 from supervisor.host.store.files import replacing
 
 VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
@@ -43,19 +43,19 @@ class Releases:
         pinned = json.loads(pins.read_text(encoding="utf-8"))
         self.repository: str = pinned["repository"]
         self.pinned: str = pinned["build"]
-        self._assets = _files(pinned["assets"])
+        self._assets = _files_from(pinned["assets"])
         self._noted = noted
 
     def known(self, name: str) -> File | None:
         """The file of this name, where a digest of it is pinned or noted. Raises ReleaseError, OSError."""
-        return self._assets.get(name) or self._read().get(name)
+        return self._assets.get(name) or self._read_noted().get(name)
 
     def fetch(self, build: str, name: str, folder: Path, notify: download.Notify, *, ask: bool = False) -> Path:
         """The file of this name in this folder, whole and checked. `ask`: the API may give the digest of an unknown one.
 
         Blocks. Raises ReleaseError, OSError.
         """
-        asset = self.known(name) or (self._listed(build).get(name) if ask else None)
+        asset = self.known(name) or (self._list_files(build).get(name) if ask else None)
         if asset is None:
             raise ReleaseError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
         base = (os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases").rstrip("/")
@@ -64,16 +64,18 @@ class Releases:
         if path.is_file() and asset.is_of(path):
             return path
 
-        def came(there: int) -> None:
+        def on_progress(there: int) -> None:
             nonlocal reported_at
             if (now := time.monotonic()) - reported_at > PROGRESS_INTERVAL_S:
                 reported_at = now
                 notify(f"{name}: {there >> 20} of {asset.size >> 20} MiB")
 
-        ask_for = functools.partial(_answer, f"{base}/download/{build}/{name}")
-        origin = Origin(ask_for, PASSING, functools.partial(_explained, name))
+        ask_for = functools.partial(_open_response, f"{base}/download/{build}/{name}")
+        origin = Origin(ask_for, PASSING, functools.partial(_download_error, name))
         stop = threading.Event()  # never set: Ctrl-C interrupts a command's main thread
-        fill = functools.partial(download.resume, asset, origin=origin, notify=notify, stop=stop, came=came)
+        fill = functools.partial(
+            download.resume, asset, origin=origin, notify=notify, stop=stop, on_progress=on_progress
+        )
         wrong = ReleaseError(
             f"{name} came with another sha256 than it must have ({asset.digest}); nothing of it was used. Try again; if "
             "it happens again, whoever serves it serves something else."
@@ -84,23 +86,23 @@ class Releases:
         """Keep their digests, in a file for people. Raises ReleaseError, OSError."""
         self._noted.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._noted) as fresh:
-            noted = {file.name: (file.size, file.digest) for file in (*self._read().values(), *found)}
+            noted = {file.name: (file.size, file.digest) for file in (*self._read_noted().values(), *found)}
             fresh.write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
 
-    def _read(self) -> dict[str, File]:
+    def _read_noted(self) -> dict[str, File]:
         try:
-            return _files(json.loads(self._noted.read_text(encoding="utf-8")))
+            return _files_from(json.loads(self._noted.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError) as error:
             raise ReleaseError(f"{self._noted} is damaged; move it away.") from error
 
-    def _listed(self, build: str) -> dict[str, File]:
+    def _list_files(self, build: str) -> dict[str, File]:
         base = os.environ.get(VARIABLE) or f"https://api.github.com/repos/{self.repository}/releases"
         address = f"{base.rstrip('/')}/tags/{build}"
         try:
-            with _answer(address) as response:
-                content = up_to(response, ANSWER_BYTES + 1)
+            with _open_response(address) as response:
+                content = read_up_to(response, ANSWER_BYTES + 1)
             if len(content) > ANSWER_BYTES:
                 raise ReleaseError(f"{address} answers with more than a release's list of files.")
             listed = json.loads(content)["assets"]
@@ -109,9 +111,9 @@ class Releases:
                 for one in listed
                 if one.get("state", "uploaded") == "uploaded" and (digest := _SHA256.fullmatch(one.get("digest") or ""))
             }
-            found = _files(pins)
+            found = _files_from(pins)
         except httpx.HTTPStatusError as error:
-            raise _refused(error.response, f"llama.cpp has no release {build}") from error
+            raise _status_error(error.response, f"llama.cpp has no release {build}") from error
         except httpx.HTTPError as error:
             raise ReleaseError(
                 f"{address}: {error}; try again later, or carry the archive here: --from FILE"
@@ -122,28 +124,28 @@ class Releases:
         return found
 
 
-def _files(listed: Mapping[str, tuple[int, str]]) -> dict[str, File]:
+def _files_from(listed: Mapping[str, tuple[int, str]]) -> dict[str, File]:
     return {name: File(name, int(size), str(digest)) for name, (size, digest) in listed.items()}
 
 
 @contextlib.contextmanager
-def _answer(url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
+def _open_response(url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
     """A response of which nothing is read yet. Raises httpx.HTTPError."""
     with httpx.stream("GET", url, headers=headers, timeout=download.TIMEOUT_S, follow_redirects=True) as response:
         response.raise_for_status()
         yield response
 
 
-def _explained(name: str, error: Exception) -> ReleaseError:
+def _download_error(name: str, error: Exception) -> ReleaseError:
     """Why a file of this name didn't come, with the remedy."""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in PASSING:
-        return _refused(error.response, f"the release has no {name}")
+        return _status_error(error.response, f"the release has no {name}")
     return ReleaseError(
         f"{name} does not come: {line_of(error)}. What came is kept; say it again later, or use --from FILE."
     )
 
 
-def _refused(response: httpx.Response, missing: str) -> ReleaseError:
+def _status_error(response: httpx.Response, missing: str) -> ReleaseError:
     """Why a server didn't give it; `missing`: what a 404 means."""
     status, limited = response.status_code, response.headers.get("x-ratelimit-remaining") == "0"
     if status == HTTPStatus.NOT_FOUND:

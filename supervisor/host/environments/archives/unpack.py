@@ -25,7 +25,7 @@ def unpack(archive: Path, folder: Path) -> None:
             for member in tar:
                 if member.isdir():
                     continue
-                place = _place(member.name)
+                place = _path_below(member.name)
                 count, size = count + 1, size + max(0, member.size)
                 if count > MOST_FILES or size > MOST_BYTES:
                     raise ReleaseError(f"{archive.name} has more in it than a build of llama.cpp.")
@@ -37,7 +37,7 @@ def unpack(archive: Path, folder: Path) -> None:
                         raise ReleaseError(f"{archive.name}: {member.name} is a link to {member.linkname}.")
                     path.symlink_to(member.linkname)
                 elif member.isreg():
-                    _write(tar, member, path)
+                    _write_file(tar, member, path)
                 else:
                     raise ReleaseError(f"{archive.name}: {member.name} is neither a file nor a link beside it.")
     except (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError) as error:
@@ -46,7 +46,7 @@ def unpack(archive: Path, folder: Path) -> None:
         raise ReleaseError(f"{archive.name} is empty.")
 
 
-def _place(name: str) -> PurePosixPath:
+def _path_below(name: str) -> PurePosixPath:
     whole = PurePosixPath(name)
     parts = [part for part in whole.parts if part != "."]
     if whole.is_absolute() or ".." in parts:
@@ -54,7 +54,7 @@ def _place(name: str) -> PurePosixPath:
     return PurePosixPath(*parts[1:]) if len(parts) > 1 else PurePosixPath(*parts)
 
 
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     """A new file, never through a link."""
     content = tar.extractfile(member)
     assert content is not None  # a file has some
