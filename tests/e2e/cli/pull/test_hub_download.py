@@ -311,14 +311,14 @@ class TestInterrupted:
             assert hub.half_way[WEIGHTS].wait(LIMIT_S)
             process.send_signal(signal.SIGINT)
             assert process.wait(LIMIT_S) == ExitCode.INTERRUPTED
-        assert not (pull.models_dir / "acme/tiny" / hub_download.ASIDE).exists()
+        assert not (pull.models_dir / "acme/tiny" / hub_download.WORK_FOLDER).exists()
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
         hub.hold.pop(WEIGHTS).set()
         assert pull("tiny").returncode == ExitCode.DONE
         assert (pull.models_dir / "acme/tiny" / WEIGHTS).read_bytes() == content(5 * MIB, 2)
 
     def test_by_being_killed(self, pull, hub):
-        aside = pull.models_dir / "acme/tiny" / hub_download.ASIDE
+        aside = pull.models_dir / "acme/tiny" / hub_download.WORK_FOLDER
         with pull.start("tiny") as process:
             assert hub.half_way[WEIGHTS].wait(LIMIT_S)
             process.kill()
