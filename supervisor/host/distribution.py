@@ -44,6 +44,6 @@ def name_clashes() -> tuple[str, ...]:
 
 
 def refuse_name_clashes() -> None:
-    """Raises NameTakenError, with the remedy, where there is one."""
+    """Raises NameTakenError, with the remedy, if another distribution has an import name of llmux."""
     if clashes := name_clashes():
         raise NameTakenError(f"{'; '.join(clashes)}. Remedy: {REMEDY}")

@@ -278,7 +278,10 @@ class TestBuilds:
         environments.update(NAME, machine.runtimes, said.append, Wanted(PINNED))
         assert machine.used() == (PINNED, "vulkan")
         assert not machine.releases.asked
-        assert [link.name for link in venvs.build_links(NAME, machine.runtimes)] == [f"{NAME}@{PINNED}", f"{NAME}@{OTHER}"]
+        assert [link.name for link in venvs.build_links(NAME, machine.runtimes)] == [
+            f"{NAME}@{PINNED}",
+            f"{NAME}@{OTHER}",
+        ]
         row = environments.row(NAME, machine.runtimes, check=False)
         assert (row["build"], row["builds"]) == (PINNED, [PINNED, OTHER])
         assert venvs.remove(NAME, machine.runtimes, build=OTHER)

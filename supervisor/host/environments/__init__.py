@@ -1,1 +1,1 @@
-"""The runtimes' environments: what goes into one, how it is built, who uses it."""
+"""The runtimes' environments: recipes, installation, and leases of the processes that use them."""

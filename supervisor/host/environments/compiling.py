@@ -1,9 +1,9 @@
 """Compiling a runtime's program on the machine that runs it: its requirements, the compilers' settings, and their errors.
 
-A build takes up to an hour, so whatever can be known before is checked before. CMake reads CMAKE_ARGS (the build's options,
-and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program looks for the toolkit's libraries where the toolkit
-is, for the system's loader often doesn't know that folder. Of the output only the lines with a cause are shown; all of it is
-kept in a file.
+A build takes up to an hour, so its requirements are checked first. CMake reads CMAKE_ARGS (the build's options,
+and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program searches the toolkit's folder for its libraries,
+because the system's loader often doesn't know that folder. Only the output's lines with a cause are shown; the whole output
+is kept in a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RELEASE: Final = re.compile(r"release (\d+)\.(\d+)")
 
 
 def problem(name: str, device: str | None, build: Build) -> str | None:
-    """The tools that this machine lacks for a build, and the remedy; None: none that can be known before. Blocks for a second."""
+    """The tools that this machine lacks for a build, and the remedy; None: no problem is known before the build. Blocks for a second."""
     missing = {program: source for program, source in build.needs.items() if shutil.which(program) is None}
     if missing:
         listed = ", ".join(f"{program} ({source})" for program, source in missing.items())
@@ -49,7 +49,7 @@ def problem(name: str, device: str | None, build: Build) -> str | None:
 
 
 def _cuda_problem(name: str) -> str | None:
-    """A GPU that isn't there, or a toolkit that is too new for the driver."""
+    """The problem of a missing GPU, or of a toolkit that is too new for the driver."""
     try:
         session = NvmlSession()
         reasons = [gpu.unusable for gpu in session.find()]
@@ -93,7 +93,7 @@ def environment(build: Build, temporary: Path, environ: Mapping[str, str]) -> di
 
 
 def jobs() -> int:
-    """How many compilers may run at once: one a processor, as long as each has memory for its largest file. Blocks."""
+    """The number of compilers to run at once: one a processor, if there is memory for each one's largest file. Blocks."""
     return max(1, min(len(os.sched_getaffinity(0)), HostMemory().available_bytes() // JOB_BYTES))
 
 
@@ -104,7 +104,7 @@ def _library_paths(build: Build) -> list[str]:
     place = Path(program).resolve().parents[1]
     folders = (
         [place / name for name in ("lib64", "lib")] if place != Path("/usr") else []
-    )  # there the loader looks itself
+    )  # the loader searches /usr itself
     return [f"-Wl,-rpath,{folder}" for folder in folders if folder.is_dir()]
 
 

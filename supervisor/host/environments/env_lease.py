@@ -2,7 +2,7 @@
 
 A worker may import libraries as long as it lives. So the process that starts it takes a shared lock on the environment's record
 and passes the open file to the shim and, by inheritance, to the worker. The kernel releases the lock when the last of them has
-died. Removing an environment takes the exclusive lock and deletes the record first: without it nobody can lease it.
+died. Removing an environment takes the exclusive lock and deletes the record first: without a record there are no leases.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STORE: Final = ".envs"
 
 
 class EnvironmentRemovedError(Exception):
-    """The environment was just removed; there may be a new one."""
+    """The environment was just removed; the runtime may have a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvLease:
-    """A lease, shared by every process that inherits `record`. Closing that ends it."""
+    """A lease, shared by every process that inherits `record`. It ends when all have closed `record`."""
 
     environment: Path
     record: BinaryIO
@@ -59,7 +59,7 @@ class EnvLease:
             kept = os.path.samestat(os.fstat(record.fileno()), (environment / RECORD).stat())
         except FileNotFoundError:
             kept = False
-        except OSError:  # a file system without locks: nobody can remove it either
+        except OSError:  # without locks nobody can remove the environment either
             kept = True
         if not kept:
             record.close()
@@ -68,19 +68,19 @@ class EnvLease:
 
 
 def is_replaced(environment: Path) -> bool:
-    """Was it replaced or removed?"""
+    """Was the environment replaced or removed?"""
     return environment not in live(environment.parent)
 
 
 def live(builds: Path) -> set[Path]:
-    """The runtime's live environments: the one that it uses, and its builds that stand beside it, such as name@b11146."""
+    """The runtime's live environments: the current one, and the builds beside it, such as name@b11146."""
     folder, name = builds.parents[1], builds.name
     return {link.resolve() for link in (folder / name, *folder.glob(f"{glob.escape(name)}@*"))}
 
 
 @contextmanager
 def retire(environment: Path) -> Iterator[bool]:
-    """Does nobody use it? Then its record is deleted, so that nobody can from now on."""
+    """Delete the record of an environment that nobody uses, so that nobody can lease it any more; yields whether it was unused."""
     with ExitStack() as opened:
         try:
             ours = files.lock(opened.enter_context((environment / RECORD).open("r+b")))
@@ -94,7 +94,7 @@ def retire(environment: Path) -> Iterator[bool]:
 
 
 def in_use(environment: Path) -> bool:
-    """Does any process hold a lease on it?"""
+    """Does any process hold a lease on the environment?"""
     try:
         with (environment / RECORD).open("r+b") as file:
             return not files.lock(file)

@@ -1,10 +1,10 @@
 """Filling an environment with packages, by the uv that is installed with llmux.
 
 Locks are installed by hash and without dependencies, so nothing else is installed and nothing replaces torch by another
-build. If torch's build isn't that of its lock, it is installed last and adds only what belongs to its build.
+build. If another build of torch is wanted than that of its lock, it is installed last, with only its own dependencies.
 
-uv inherits the environment, so its settings of indexes, mirrors and certificates work. It doesn't read pip's settings, so
-it is given the folders of wheels that they name.
+uv inherits the environment variables, so settings of indexes, mirrors and certificates work. uv doesn't read pip's settings,
+so the folders of wheels that they name are passed to uv.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PACKAGES: Final = {
     "libssl.so.3": "Debian, Ubuntu: apt install libssl3",
     "libcrypto.so.3": "Debian, Ubuntu: apt install libssl3",
 }
-"""The package of each library, for a person."""
+"""The packages that provide a library, in words for a person."""
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 FOREIGN: Final = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "UV_TORCH_BACKEND", "UV_SYSTEM_PYTHON")
 
@@ -57,7 +57,7 @@ class InstallError(LlmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An archive of a project's release, as it was fetched or carried here, and that of the libraries that it needs."""
+    """An archive of a project's release, fetched or carried here, and the archive of the libraries that it needs."""
 
     build: str
     kind: str
@@ -73,7 +73,7 @@ def fill(
     progress: Progress,
     package: Package | None = None,
 ) -> None:
-    """Make a new environment there. Raises InstallError, and leaves the files that it has made."""
+    """Make a new environment in `path`. Raises InstallError, and leaves the files made so far."""
     if device is not None and device not in recipe.devices:
         there = ", ".join(recipe.devices)
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator: {there}.")
@@ -88,7 +88,7 @@ def fill(
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
         environ["UV_FIND_LINKS"] = ",".join(links)
-    environ["UV_NO_WRAP"] = "1"  # the last line of a failure is shown alone
+    environ["UV_NO_WRAP"] = "1"  # only the last line of a failure is shown
     progress(f"creating {path}")
     run(
         [program, "venv", "--quiet", "--no-project", "--python", python or sys.executable, str(path)], environ, progress
@@ -100,10 +100,10 @@ def fill(
         run([*install, *_torch_requirements(recipe.torch, device, links, version_of(path))], environ, progress)
     if build is not None:
         progress(f"compiling {', '.join(pinned(recipe.build_lock))} for {device}: ten minutes to an hour")
-        # Made anew each time: uv's cache doesn't tell builds of other options apart. What it is built with isn't compiled.
+        # Compiled anew each time: uv's cache doesn't tell builds with other options apart. Build tools come as wheels.
         sources = [word for name in sorted(pinned(recipe.build_lock)) for word in ("--no-binary", name)]
         anew = ["--require-hashes", "--no-deps", "--no-cache", *sources]
-        temporary = path / "building"  # so that what is half done goes with the environment
+        temporary = path / "building"  # so that unfinished files are removed with the environment
         temporary.mkdir()
         building = compiling.environment(build, temporary, environ)
         _install_packages(
@@ -114,7 +114,7 @@ def fill(
         if build.program is not None:
             link = path / "bin" / Path(build.program).name
             link.symlink_to(site_packages(path) / build.module / build.program)
-            run([str(link), "--version"], environ, progress)  # it finds its libraries
+            run([str(link), "--version"], environ, progress)  # proves that it finds its libraries
     _prune_and_claim(path, recipe, device)
     if package is not None:
         _unpack_program(
@@ -163,7 +163,7 @@ def _unpack_program(
 
 
 def _unmet_needs(path: Path, folder: Path) -> Iterator[str]:
-    """The libraries that the unpacked files need, and that neither they, nor the environment, nor the system has."""
+    """The needs of the unpacked files that neither the files, nor the environment, nor the system meets: libraries and glibc."""
     wanted = needs(file for file in folder.rglob("*") if file.is_file())
     there = {file.name for root in (folder, site_packages(path)) for file in root.rglob("*.so*")}
     if (have := glibc()) is None or have < wanted.glibc:
@@ -177,9 +177,7 @@ def _unmet_needs(path: Path, folder: Path) -> Iterator[str]:
 def _install_packages(
     argv: Sequence[str], environ: Mapping[str, str], progress: Progress, folder: Path, device: Device | None
 ) -> None:
-    """As `run`. Where a compiler fails, which says more than a person reads, the error has the causes, a file in the
-    folder all of it.
-    """
+    """As `run`. If a compiler fails, the error has only the causes, and a file in the folder the whole output."""
     log = folder / compiling.LOG
     log.unlink(missing_ok=True)
     lines: list[str] = []
@@ -228,9 +226,9 @@ def wheel_folders() -> tuple[str, ...]:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> None:
-    """Run it to its end, reporting each line. Raises InstallError with the last ones.
+    """Run a program to its end, reporting each line. Raises InstallError with the last lines.
 
-    Whatever breaks it off, all that it has started ends with it: compilers would go on for up to an hour.
+    An interruption also ends all processes that the program has started: compilers would go on for up to an hour.
     """
     lines: list[str] = []
     with (
@@ -270,9 +268,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Signals that would end this process raise instead, in the main thread; before what it yields is called, they wait.
+    """Signals that would end this process raise in the main thread instead, but not before the yielded function is called.
 
-    A signal while a program is being started would else leave that program behind.
+    Otherwise a signal during the start of a program would leave that program behind.
     """
     came: list[int] = []
     is_open = False
@@ -292,7 +290,7 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
             take(came[0])
 
     taken = {}
-    if threading.current_thread() is threading.main_thread():  # others may set none
+    if threading.current_thread() is threading.main_thread():  # other threads may not set signal handlers
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (usual := signal.getsignal(number)) in {signal.SIG_DFL, signal.default_int_handler}:
                 taken[number] = usual
@@ -324,7 +322,7 @@ def _pip_links() -> list[str]:
     links: list[str] = []
     for file in _pip_files():
         settings = configparser.RawConfigParser()
-        with contextlib.suppress(configparser.Error, UnicodeDecodeError):  # pip would tell
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError):  # pip reports this
             settings.read(file)
         for section in settings.sections():
             links += (settings[section].get("find-links") or settings[section].get("find_links") or "").split()

@@ -5,9 +5,9 @@
     requirements-torch.lock     torch in the default index's build, with packages that only that build needs
     requirements-build.lock     packages compiled here, for the devices that the runtime has a `Build` for
 
-All are pinned by hash. Only torch has a build for each kind of device. The one in its lock is for CUDA. Other devices, and
-those for which UV_TORCH_BACKEND names another CUDA, get another build of the same version: from a folder of wheels that
-pip's or uv's settings name, else from where uv finds it.
+All are pinned by hash. Only torch has a build for each kind of device. The build in its lock is for CUDA. Other devices,
+and CUDA where UV_TORCH_BACKEND names another one, get another build of the same version: from a folder of wheels that pip's
+or uv's settings name, else from the index that uv chooses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUILD_TAGS: Final[Mapping[str, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "rocm":
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one runtime's environment is made."""
+    """The packages of one runtime's environment, and the steps to install them."""
 
     name: str
     lock: Path
@@ -43,7 +43,7 @@ class Recipe:
         default_factory=dict
     )  # device → name==version to declare as installed
     builds: Mapping[str, Build] = field(default_factory=dict)  # device → how its program is compiled
-    archives: Archives | None = None  # where its project's releases have it
+    archives: Archives | None = None  # the archives of its project's releases
 
     @cached_property
     def torch_lock(self) -> Path | None:
@@ -70,7 +70,7 @@ class Recipe:
 
     @property
     def varies(self) -> bool:
-        """Does it depend on the device?"""
+        """Does the environment depend on the device?"""
         return bool(self.devices)
 
     @property
@@ -79,7 +79,7 @@ class Recipe:
         return self.lock.with_name("requirements-build.lock")
 
     def usual(self, detected: Device) -> Device:
-        """The device of an environment for which none is named: nothing is compiled unasked."""
+        """The default device of an environment: never one for which a program would be compiled."""
         return detected if detected in self.devices and detected not in self.builds else "cpu"
 
     def locks(self, device: Device | None) -> tuple[Path, ...]:

@@ -2,8 +2,8 @@
 
 A venv can't be moved: its scripts and `pyvenv.cfg` hold absolute paths. So each is built in its final place,
 
-    <runtimes_dir>/.envs/<name>/<digest>-<random>/     complete once it holds `llmux.json`
-    <runtimes_dir>/<name>  ->  .envs/<name>/…               what adapters use
+    <runtimes_dir>/.envs/<name>/<digest>-<random>/     complete once it has `llmux.json`
+    <runtimes_dir>/<name>  ->  .envs/<name>/…               the link that adapters use
 
 and goes live when a new symbolic link is renamed over the old one. If an install is interrupted, the link still points at
 the old environment, and the next install removes the unfinished one.
@@ -49,11 +49,11 @@ class Environment:
     path: Path
     python: str  # its version, such as 3.11.7
     requested_python: str | None  # None: the Python of llmux
-    device: Device | None  # None where that makes no difference
+    device: Device | None  # None where the device makes no difference
     lock_digest: str
     packages: tuple[str, ...]  # name==version
-    recorded_bytes: int | None = None  # its size when it was made; environments of an older llmux don't say
-    build: str | None = None  # of its project's release; with the next
+    recorded_bytes: int | None = None  # its size when it was made; an older llmux did not record it
+    build: str | None = None  # of its project's release; set together with `kind`
     kind: str | None = None
     is_chosen: bool = False  # a person named the device
 
@@ -71,7 +71,7 @@ class Environment:
 
 
 def installed(name: str, runtimes_dir: Path) -> Environment | None:
-    """A runtime's live environment, if it has one that works."""
+    """A runtime's live environment; None: it has none that works."""
     try:
         path = (runtimes_dir / name).resolve(strict=True)
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def install(
     package: Package | None = None,
     prove: Callable[[Path], Mapping[str, object]] = lambda _environment: {},
 ) -> Environment:
-    """Make the runtime's environment what its recipe says, unless it is already, and return it.
+    """Make the runtime's environment by its recipe, unless it is up to date, and return it.
 
     `device` and `python` default to those of the present environment; for a new one, to this machine's device and the Python
     of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two installations of one runtime take turns.
@@ -155,9 +155,9 @@ def install(
 
 
 def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: None, build: str | None = None) -> bool:
-    """Remove a runtime's environments, or one build, or as soon as no worker uses it; False when there was none.
+    """Remove a runtime's environments, or one build, each once no worker uses it; False when there was none.
 
-    Waits for an installation that is under way, and says so.
+    Waits for an installation that is under way, and reports that.
     """
     builds = runtimes_dir / STORE / name
     if not builds.is_dir():
@@ -175,7 +175,7 @@ def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: Non
 
 
 def build_links(name: str, runtimes_dir: Path) -> list[Path]:
-    """The links to a runtime's builds that stand side by side."""
+    """The links to a runtime's builds, such as name@b11146."""
     return sorted(runtimes_dir.glob(f"{glob.escape(name)}@*"))
 
 
@@ -187,12 +187,12 @@ def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
 def sweep_in_background(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
     """Remove replaced environments that nobody uses, of one runtime or of all.
 
-    Runs on a thread that nobody has to wait for: if it is interrupted, the next one goes on.
+    Runs on a thread that nobody has to wait for: after an interruption the next call goes on.
     """
 
     def sweep() -> None:
         for builds in (runtimes_dir / STORE).glob(name or "*"):
-            with suppress(OSError), _install_lock(builds, lambda _line: None):  # not ours to sweep, perhaps
+            with suppress(OSError), _install_lock(builds, lambda _line: None):  # the folder may belong to another user
                 _remove_unused(builds.name, runtimes_dir)
 
     thread = threading.Thread(target=sweep, name="sweep environments", daemon=True)
@@ -201,14 +201,14 @@ def sweep_in_background(runtimes_dir: Path, name: str | None = None) -> threadin
 
 
 def give_back(lease: EnvLease) -> None:
-    """End a worker's lease. The last one removes a replaced environment in the background."""
+    """End a worker's lease. The end of the last lease removes a replaced environment in the background."""
     lease.record.close()
     if env_lease.is_replaced(lease.environment):
         sweep_in_background(lease.environment.parents[2], lease.environment.parent.name)
 
 
 def _install_lock(builds: Path, progress: Progress) -> AbstractContextManager[bool]:
-    """One installer of a runtime at a time."""
+    """The lock that lets one process at a time change a runtime's environments."""
     return files.locked(builds / "lock", lambda: progress("waiting for another installation to finish"))
 
 
@@ -247,7 +247,7 @@ def _point_link(link: Path, target: Path) -> None:
 
 
 def _remove_unused(name: str, runtimes_dir: Path) -> None:
-    """Remove this runtime's unused builds except the live one. Needs the turn."""
+    """Remove this runtime's unused environments except the live ones. Needs the lock."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()

@@ -1,1 +1,1 @@
-"""What is kept in files: state, responses, pictures, bodies; files that processes share."""
+"""Files: the state, responses, pictures and bodies that llmux keeps, and files that processes share."""

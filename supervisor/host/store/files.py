@@ -23,7 +23,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
         pid = left.name.rsplit(".", 2)[1]
-        if left == aside or (pid.isdecimal() and not Path("/proc", pid).exists()):  # whoever wrote it was killed
+        if left == aside or (pid.isdecimal() and not Path("/proc", pid).exists()):  # its writer was killed
             left.unlink(missing_ok=True)
     os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
@@ -39,7 +39,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def create(path: Path, text: str) -> None:
-    """A new file with this text, for its owner alone: whole, or not at all. Raises OSError, also where it is there already."""
+    """Create a file with this text, for its owner alone: whole, or not at all. Raises OSError, also if the file exists."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,7 +48,7 @@ def create(path: Path, text: str) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace the file's text. Its mode stays; where it is a link, the file that it leads to is replaced. Raises OSError."""
+    """Replace the file's text. The mode stays; of a link, the target is replaced. Raises OSError."""
     real = path.resolve()
     with replacing(real, 0o600) as fresh:
         fresh.write_bytes(text.encode())
@@ -56,7 +56,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def refusal(folder: Path) -> OSError | None:
-    """Why nothing can be written in this folder, or in the nearest one above it that is there; None: it can be."""
+    """The reason why this folder, or the nearest existing one above it, isn't writable; None: it is."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return None
@@ -66,7 +66,7 @@ def refusal(folder: Path) -> OSError | None:
 
 
 def move_aside(path: Path, *suffixes: str) -> Path:
-    """Rename a damaged file, and those with these suffixes, to `….broken-TIME`; the new name."""
+    """Rename a damaged file, and its siblings with these suffixes, to `….broken-TIME`; returns the new name."""
     aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
     for suffix in ("", *suffixes):
         with suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ def move_aside(path: Path, *suffixes: str) -> Path:
 def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> bool:
     """Lock an open file until it is closed here and in every process that inherited it.
 
-    False: somebody else holds it. Raises OSError where the file system has no locks.
+    False: another process holds the lock. Raises OSError where the file system has no locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -88,7 +88,7 @@ def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> b
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Only one process at a time is in this block for the folder, which is made; where the file system has locks."""
+    """Create the folder and lock it within the block, if the file system has locks: one process at a time."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -101,7 +101,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], object]) -> Iterator[bool]:
-    """Only one process at a time is in this block. Calls `waiting` before it waits; yields whether it did."""
+    """Lock the file within the block: one process at a time. Calls `waiting` before a wait; yields whether it waited."""
     with path.open("wb") as file:
         waits = not lock(file)
         if waits:

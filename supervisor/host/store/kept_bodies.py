@@ -15,22 +15,22 @@ from typing import Final
 from supervisor.host.store import files
 
 MOST: Final = 100
-"""The most bytes of one model; the oldest bodies go first."""
+"""The most bodies of one model; the oldest go first."""
 MOST_BYTES: Final = 256 * 1024 * 1024
 """The most bytes of all models together; the oldest bodies go first."""
 _NAME: Final = re.compile(r"(\d{13})-([0-9a-f]+-\d+)\.json")
 
 
 class KeptBodies:
-    """A folder with a folder for each model. Everything blocks on it."""
+    """A folder with a folder for each model. Every method blocks on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self.models: Collection[str] = frozenset()  # whose bodies may be here
+        self.models: Collection[str] = frozenset()  # the models that may have bodies here
 
     def keep(self, model: str, number: str, text: str) -> None:
-        """Keep this of the request with this number, if its model's may be kept still. Raises OSError."""
+        """Keep the text as the bodies of the request with this number, if its model still allows that. Raises OSError."""
         with self._lock:
             if model not in self.models:
                 return
@@ -58,7 +58,7 @@ class KeptBodies:
         return None if found is None else found.read_text(encoding="utf-8")
 
     def delete_others(self) -> None:
-        """Delete the bodies of all other models, which may not be kept."""
+        """Delete the bodies of all models that are not in `models`."""
         with self._lock, contextlib.suppress(FileNotFoundError):
             mine = {self._folder_of(model) for model in self.models}
             for folder in self._folder.iterdir():

@@ -3,11 +3,11 @@
 The documentation of leases has the protocol.
 
 A device is a hash, `llmux:leases:DEVICE`; each of its fields is a holder, and the value `MIB EXPIRES`, in MiB and milliseconds
-of Redis' own clock. Everything is done by two scripts, so that nothing happens between a look and a change, and no clock of
-a machine matters. Devices are taken in the order of their names, all or none.
+of Redis' own clock. Everything is done by two scripts, so that nothing happens between reading and changing a hash, and no
+machine's clock matters. Devices are taken in the order of their names, all or none.
 
-A Redis that was restarted may have forgotten everything. It knows since when it remembers (`llmux:leases`), and gives no new
-leases for the first ten seconds: time for all holders to renew theirs.
+A Redis that was restarted may have forgotten everything. The key `llmux:leases` holds the time of its start, and for the first
+ten seconds Redis gives no new leases, so that all holders can renew theirs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ return seen
 
 
 class StoreUnreachableError(Exception):
-    """Redis doesn't answer, or not as Redis. It recovers by itself, or not: nobody's request fails of it alone."""
+    """Redis doesn't answer, or not as Redis. No request fails because of this alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no lease: this device is full, or, where it is None, the store has just begun."""
+    """The reason for refusing a lease: the device `full` is full, or, where `full` is None, the store has just begun."""
 
     full: str | None
 
@@ -102,9 +102,9 @@ class Refusal:
 
 
 class LeaseStore:
-    """A connection to Redis, made when it is first needed, and again whenever it broke. Every call takes seconds at most.
+    """A connection to Redis, made at the first use and again after it broke. Every call takes seconds at most.
 
-    Each raises StoreUnreachableError.
+    Every call raises StoreUnreachableError.
     """
 
     def __init__(self, url: str) -> None:
@@ -126,7 +126,7 @@ class LeaseStore:
     async def take(
         self, holder: str, shares: Mapping[str, Share], ttl_s: float, *, has_it: bool = False
     ) -> Refusal | None:
-        """Lease all of the devices, or renew the leases. Returns None; or the reason why not, and nothing has changed.
+        """Lease all of the devices, or renew the leases. Returns None, or, if nothing was changed, the reason.
 
         `has_it`: the holder has the memory already, whether the store remembers it or not.
         """
@@ -140,7 +140,7 @@ class LeaseStore:
         return None if full == 0 else Refusal(None if full < 0 else devices[full - 1])
 
     async def look(self, devices: Sequence[str]) -> tuple[bool, dict[str, dict[str, int]]]:
-        """Does the store give new leases yet, and how many MiB of each device has each holder?"""
+        """Whether the store gives new leases yet, and the MiB that each holder has of each device."""
         try:
             left_ms, *seen = await self._look(keys=[BEGUN, *_keys_of(devices)], args=[])
         except self._trouble as error:

@@ -4,8 +4,8 @@ A daemon offers its addresses and a fresh key in a file named by its process id;
 machine find it there. So making the first key doesn't lock out a user who could change the configuration anyway. The daemon
 keeps the key in memory alone: a file that a killed daemon left behind opens nothing.
 
-Containers may share the folder, and not the process ids and addresses: 127.0.0.1:8081 of another one is another program's.
-So the file's name also has the namespaces of the daemon, and only a command in the same ones finds it.
+Containers may share the folder but not process ids and addresses: in another one, 127.0.0.1:8081 is another program's.
+So the file's name also has the daemon's namespaces, and only a command in the same namespaces finds the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class LocalAccess:
-    """A daemon of this user."""
+    """A daemon of this user, with its addresses and key."""
 
     pid: int
     url: str
@@ -34,7 +34,7 @@ class LocalAccess:
 
     @property
     def host(self) -> str:
-        """The one to ask."""
+        """The first address, to which commands connect."""
         return self.hosts[0]
 
 
@@ -52,7 +52,7 @@ def folder() -> Path:
 @contextmanager
 def offered(url: str, hosts: Sequence[str], port: int) -> Iterator[LocalAccess]:
     """Access to the daemon that answers at all of `hosts`, with a fresh key, until the block ends. Raises OSError before it begins."""
-    import secrets  # noqa: PLC0415  # the commands, which read what is offered, need none
+    import secrets  # noqa: PLC0415  # commands only read the file and need no secrets
 
     access = LocalAccess(os.getpid(), url, hosts, port, secrets.token_urlsafe(32))
     _write_file(access)
@@ -64,7 +64,7 @@ def offered(url: str, hosts: Sequence[str], port: int) -> Iterator[LocalAccess]:
 
 
 def offer_again(access: LocalAccess) -> None:
-    """Write the file again if it is gone: the end of a user's last login empties its folder, and the daemon may outlive that.
+    """Write the file again if it is gone: the end of a user's last login empties the folder, which the daemon may outlive.
 
     Raises OSError.
     """
@@ -97,10 +97,10 @@ def _write_file(access: LocalAccess) -> None:
 
 
 def of_process(pid: int) -> LocalAccess | None:
-    """The daemon with this process id, if it is this user's and runs."""
+    """The daemon with this process id, if it runs and belongs to this user."""
     try:
         path = _path_of(pid)
-        if not _is_ours(path.parent.lstat()):  # whoever made it could have us wait for a pipe
+        if not _is_ours(path.parent.lstat()):  # another user could put a pipe there, which would block us
             return None
         with path.open(encoding="utf-8") as file:
             if _is_ours(os.fstat(file.fileno())) and Path("/proc", str(pid)).exists():
@@ -111,7 +111,7 @@ def of_process(pid: int) -> LocalAccess | None:
 
 
 def answering_at(host: str, port: int) -> LocalAccess | None:
-    """The daemon of this user that answers there; of several, as during an upgrade, the latest."""
+    """The daemon of this user that listens at this address; of several, as during an upgrade, the latest."""
     names = LOOPBACK if host == "localhost" else {host}
     return next((found for found in running() if found.port == port and names & {*found.hosts}), None)
 

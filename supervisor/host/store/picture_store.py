@@ -1,6 +1,6 @@
 """Pictures that clients get by address: a folder of files, bounded by bytes and age. Their names can't be guessed.
 
-The folder is all there is: what one daemon keeps, its successor finds. Everything here blocks on the disk.
+There is no other state, so a successor finds the pictures that an earlier daemon kept. Everything here blocks on the disk.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Kept(NamedTuple):
 
 
 class PictureStore:
-    """One for each daemon. Use from any thread."""
+    """The pictures of one daemon. Use from any thread."""
 
     def __init__(self) -> None:
         self.most_bytes, self.keep_s = 0, 0.0
         self._folder: Path | None = None  # None until `open`
-        self._lock = threading.Lock()  # what is counted stays so until the next is written
+        self._lock = threading.Lock()  # held from counting the files until the new ones are written
 
     @property
     def is_on(self) -> bool:
@@ -52,7 +52,7 @@ class PictureStore:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in folder.iterdir():
-                if _NAME.fullmatch(path.name) is None:  # half written by a daemon that was killed
+                if _NAME.fullmatch(path.name) is None:  # a daemon was killed while it wrote the file
                     path.unlink()
         except OSError as error:
             log.warning("pictures.unusable", folder=str(folder), reason=str(error), consequence="none is kept")
@@ -61,12 +61,12 @@ class PictureStore:
         self.expire()
 
     def configure(self, *, most_bytes: int, keep_s: float) -> None:
-        """New numbers."""
+        """Change the limits."""
         self.most_bytes, self.keep_s = most_bytes, keep_s
         self.expire()
 
     def keep(self, pictures: Sequence[tuple[bytes, str]]) -> list[str]:
-        """Keep the pictures of one answer, each with its kind (png, jpeg or webp); their names. The oldest of others go for them.
+        """Keep the pictures of one answer, each with its kind (png, jpeg or webp), and return their names. The oldest make room.
 
         Raises NotSavedError, having kept none or some.
         """
@@ -91,7 +91,7 @@ class PictureStore:
         return names
 
     def find(self, name: str) -> Kept | None:
-        """A picture that is still kept."""
+        """The picture with this name; None: it isn't kept."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
         path = self._folder / name
@@ -121,8 +121,8 @@ class PictureStore:
                     path.unlink()
 
     def _list_files(self) -> Iterator[tuple[Path, float, int]]:
-        """Each file with its time and size."""
+        """Each picture's path, modification time and size."""
         for path in () if self._folder is None else self._folder.iterdir():
-            with contextlib.suppress(OSError):  # it has just gone
+            with contextlib.suppress(OSError):  # another thread has just removed the file
                 status = path.stat()
                 yield path, status.st_mtime, status.st_size

@@ -1,8 +1,8 @@
 """The buffers of requests' bodies: one budget of memory for all of them, and files for those that wait for long.
 
-A body above 64 KiB counts until it was sent, or until its request ends. A large one whose request waits for its model
-is written to an unlinked file, off the loop, and no longer counts; its worker gets it from there. Where the disk takes no
-more, it stays in memory.
+A body above 64 KiB counts until it was sent, or until its request ends. While a request waits for its model, its large body
+is written to an unlinked file, off the loop, and no longer counts; the worker gets the body from the file. If the disk is
+full, the body stays in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bytes = bytes | bytearray
 SLICE: Final = 256 * 1024  # of a body in memory, sent in one turn of the loop
 ALWAYS_TAKEN: Final = 64 * 1024  # bytes, which don't count: a short question is not refused because of others' pictures
 SPILL_ABOVE: Final = 1024 * 1024  # bytes
-RESENT: Final = 16 * 1024 * 1024  # bytes; what is larger is sent once
+RESENT: Final = 16 * 1024 * 1024  # bytes; a larger body is sent once
 SPILL_AFTER_S: Final = 1.0  # of waiting; the disk has no part in a request that is served at once
 BUSY_S: Final = 5.0  # until a refused client should try again
 _FILE_SLICE: Final = 1024 * 1024
@@ -47,11 +47,11 @@ class BodyBudget:
         self._disk_refuses = False
 
     def configure(self, *, limit: int, disk_limit: int, folder: Path) -> None:
-        """Change the budget. Bodies that are kept already stay."""
+        """Change the limits. Bodies that are kept already stay."""
         self.limit, self.disk_limit, self.folder = limit, disk_limit, folder
 
     def log_disk(self, error: OSError | None) -> None:
-        """Log it when the disk begins to refuse bodies, and when it takes them again."""
+        """Log when the disk begins to refuse bodies, and when it accepts bodies again."""
         if (error is not None) != self._disk_refuses:
             self._disk_refuses = error is not None
             if error is not None:
@@ -70,14 +70,14 @@ class _File:
     def __init__(self, folder: Path, closer: ThreadPoolExecutor) -> None:
         try:
             self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:  # a file system that can't
+        except OSError:  # the file system has no O_TMPFILE
             self._fd, path = tempfile.mkstemp(dir=folder)
             Path(path).unlink()
         self._closer = closer
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, RuntimeError):  # it could not be made; the interpreter ends
-            self._closer.submit(os.close, self._fd)  # which frees its pages: milliseconds
+        with contextlib.suppress(AttributeError, RuntimeError):  # the file could not be opened; the interpreter ends
+            self._closer.submit(os.close, self._fd)  # closing frees the pages, which takes milliseconds
 
     def append(self, data: memoryview) -> None:
         """Raises OSError, such as ENOSPC."""
@@ -85,7 +85,7 @@ class _File:
             data = data[os.write(self._fd, data) :]
 
     def read(self, start: int) -> bytes:
-        """A slice; less only at the end. Raises UnavailableError if the disk can't give it back."""
+        """A slice; shorter only at the end. Raises UnavailableError if the file can't be read."""
         try:
             return os.pread(self._fd, _FILE_SLICE, start)
         except OSError as error:
@@ -95,17 +95,17 @@ class _File:
 class RequestBuffer:
     """One request's body. `release` it when its request ends, however it ends."""
 
-    # Of most requests' bodies none of these is ever set.
+    # Most bodies never set these.
     _counted = 0  # bytes of the budget's memory
     _on_disk = 0  # bytes of its disk
     _waits = False
     _file: _File | None = None
     _timer: asyncio.TimerHandle | None = None
-    source: RequestBuffer | None = None  # what it was made of, as it came; kept as long
+    source: RequestBuffer | None = None  # the original body that this one was made from; kept as long
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
         self._budget = budget
-        self.data: Bytes | None = data  # all of it, where it is in memory and nobody has let go of it
+        self.data: Bytes | None = data  # the whole body, unless it is on disk or released
         self.size = len(data)
 
     def expect(self, size: int) -> None:
@@ -116,7 +116,7 @@ class RequestBuffer:
             )
 
     def grow(self, size: int) -> None:
-        """`size` bytes of it have arrived. Raises UnavailableError."""
+        """Count the first `size` bytes, which have arrived. Raises UnavailableError."""
         self.expect(size)
         self._set_counted(size)
 
@@ -128,7 +128,7 @@ class RequestBuffer:
             self._set_counted(size)
 
     def changed(self, data: Bytes) -> RequestBuffer:
-        """The buffer for `data`, which was made of this body."""
+        """The buffer for `data`, which was made from this body."""
         if data is self.data:
             return self
         buffer = RequestBuffer(self._budget)
@@ -137,28 +137,28 @@ class RequestBuffer:
         return buffer
 
     def take(self) -> Bytes:
-        """All of it, and let go of it. For a small one, which is never on disk."""
+        """Return the whole body and release the buffer. For a small body, which is never on disk."""
         data = self.data
         assert data is not None, "sent or released before"
         self.release()
         return data
 
     def sent(self) -> None:
-        """Note that the worker has the body. It stays until the answer begins, for another attempt, unless it is huge."""
+        """Note that the worker has the body. For another attempt the body stays until the answer begins, unless it is huge."""
         if self.size > RESENT:
             self.release()
 
     @property
     def is_there(self) -> bool:
-        """Can it be sent?"""
+        """Can the body still be sent?"""
         return self.data is not None or self._file is not None
 
     async def whole(self) -> Bytes:
-        """All of it. Raises UnavailableError if it can't be read back from disk."""
+        """The whole body. Raises UnavailableError if it can't be read back from disk."""
         return self.data if self.data is not None else b"".join([bytes(piece) async for piece in self.pieces()])
 
     def release(self) -> None:
-        """Let go of it. Does nothing the second time."""
+        """Free the memory and the file. Does nothing the second time."""
         self.data = None
         if self._counted or self._on_disk:
             self.run()
@@ -175,9 +175,9 @@ class RequestBuffer:
         self._counted = counted
 
     async def pieces(self) -> AsyncIterator[Bytes | memoryview]:
-        """In slices: the kernel takes megabytes at once, and everybody else would wait meanwhile.
+        """The body in slices: the kernel takes megabytes at once, and all other requests would wait meanwhile.
 
-        Raises UnavailableError if it can't be read back from disk.
+        Raises UnavailableError if the body can't be read back from disk.
         """
         file, start = self._file, 0
         if file is not None:
@@ -196,7 +196,7 @@ class RequestBuffer:
             yield whole[start : start + SLICE]
 
     async def slice(self, start: int) -> bytes:
-        """The bytes that begin there, from memory or disk. Raises UnavailableError if they can't be read back from disk."""
+        """The slice that begins there, from memory or disk. Raises UnavailableError if the disk can't be read."""
         if (file := self._file) is not None:
             return await asyncio.to_thread(file.read, start)
         assert self.data is not None, "sent or released before"
@@ -206,11 +206,11 @@ class RequestBuffer:
 
     @property
     def may_spill(self) -> bool:
-        """Is the body large enough for the disk? Then call `wait` when its request begins to wait, and `run` when it goes on."""
+        """Is the body large enough for the disk? If so, call `wait` when the request begins to wait, and `run` when it goes on."""
         return self.size > SPILL_ABOVE or (self.source is not None and self.source.may_spill)
 
     def wait(self) -> None:
-        """The request waits from now on: the body goes to disk soon."""
+        """Note that the request waits: the body goes to disk soon."""
         if self.source is not None:
             self.source.wait()
         if self._file is None and self.size > SPILL_ABOVE:
@@ -218,7 +218,7 @@ class RequestBuffer:
             self._timer = asyncio.get_running_loop().call_later(SPILL_AFTER_S, self._spill_soon)
 
     def run(self) -> None:
-        """The request waits no longer."""
+        """Note that the request no longer waits."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()
@@ -252,7 +252,7 @@ class RequestBuffer:
             self._on_disk = 0
 
     def _write_file(self, data: Bytes) -> _File | None:
-        """In the writer's thread. None: the request waits no longer. Raises OSError."""
+        """Write the body to a file, in the writer's thread. None: the request no longer waits. Raises OSError."""
         assert self._budget.folder is not None
         file = _File(self._budget.folder, self._budget.writer)
         with memoryview(data) as whole:
@@ -264,14 +264,14 @@ class RequestBuffer:
 
 
 class Gathered(RequestBuffer):
-    """The pieces of one answer that is kept until it is complete: counted in the budget, and no larger than a body may be."""
+    """The pieces of one answer, kept until it is complete: counted in the budget, and no larger than a body may be."""
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, most: int = _UNBOUNDED.limit) -> None:
         super().__init__(budget)
         self._most = most
 
     def grow(self, size: int) -> None:
-        """`size` bytes of it are kept. Raises UpstreamError where that is too much, and UnavailableError."""
+        """Count the `size` bytes kept so far. Raises UpstreamError if the answer is too long, and UnavailableError."""
         if size > min(self._most, self._budget.limit):
             raise UpstreamError(
                 f"The answer is longer than the {self._most >> 20} MiB that llmux keeps of one (limits.body_mib).",

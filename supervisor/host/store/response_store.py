@@ -2,10 +2,10 @@
 
 The folder is the store: another process finds the files that one wrote, so nothing is handed over. Only the files' sizes and ages
 are in memory. A thread writes a response, and `find` waits for that: else a client could get a background response that is
-generated again after a crash. A response that can't be written, or that newer ones push out, is gone.
+generated again after a crash. A response is lost if it can't be written, or if newer ones need its room.
 
-A file is a line about the response, then its object and the items as they came. Nothing is decoded or joined to write or
-find one, and a reader takes it in pieces: it may have megabytes.
+A file is a line about the response, then its object and the unchanged items. A response is written and found without decoding
+or joining, and read in pieces, because it may have megabytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE: Final = 256 * 1024
 GROUP_S: Final = 0.02
 """Responses that are kept within this time are written together."""
 MOST_PENDING: Final = 64 * 1024 * 1024
-"""Bytes that wait to be written; a disk that is slower than that keeps no more."""
+"""The most bytes that wait to be written; with a slower disk further responses are not kept."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FOLDER: Final = "responses"
 _RECORD: Final = ".json"
@@ -54,7 +54,7 @@ class _File:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it could not be opened
+        with contextlib.suppress(AttributeError):  # the file could not be opened
             os.close(self.fd)
 
 
@@ -67,24 +67,24 @@ class Part:
         self.size = len(content) if isinstance(content, bytes | bytearray) else size or 0
 
     def blocks(self) -> Iterator[bytes]:
-        """All of it, in pieces. Blocks. Raises OSError."""
+        """The whole part, in pieces. Blocks. Raises OSError."""
         for start in range(0, self.size, PIECE):
             yield self._read(start, start + PIECE)
 
     async def read(self, start: int, stop: int) -> bytes:
-        """A piece of it, no larger than `PIECE`. Raises UnavailableError."""
+        """A range of bytes, no longer than `PIECE`. Raises UnavailableError."""
         try:
             return await asyncio.to_thread(self._read, start, stop)
         except OSError as error:
             raise UnavailableError(f"What is kept can't be read back from disk: {error.strerror}.") from error
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """All of it. Raises UnavailableError."""
+        """The whole part, in pieces. Raises UnavailableError."""
         for start in range(0, self.size, PIECE):
             yield await self.read(start, start + PIECE)
 
     async def whole(self) -> Bytes:
-        """All of it, at once. Raises UnavailableError."""
+        """The whole part at once. Raises UnavailableError."""
         if not isinstance(self._content, _File):
             return self._content
         whole = bytearray()
@@ -108,14 +108,14 @@ class StoredResponse:
 
     owner: str | None  # the key's id; None: no key was needed
     response: Part  # the object, as JSON
-    items: Part  # all that the model was given: a text or a list of items, as JSON
+    items: Part  # the model's whole input: a text or a list of items, as JSON
     status: str | None = None  # the object's
     is_background: bool = False
-    is_streamed: bool = False  # its events can be had again; only of one in the background
+    is_streamed: bool = False  # clients can read its events again; only for background responses
 
 
 class _Line(msgspec.Struct):
-    """The first one of a file."""
+    """The first line of a file."""
 
     format: int
     owner: str | None
@@ -147,7 +147,7 @@ _decode_status: Final = msgspec.json.Decoder(_Status).decode
 
 
 class EventLog:
-    """The events of a response that is generated in the background, as they come; each one's place is its number."""
+    """The events of a background response, in order of arrival; an event's index is its number."""
 
     def __init__(self, events: Iterable[bytes] = ()) -> None:
         self.events = [*events]
@@ -155,23 +155,23 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def add(self, event: bytes) -> None:
-        """The next one, complete."""
+        """Append the next complete event."""
         self.events.append(event)
         self.size += len(event)
         self.notify()
 
     def cut(self, count: int) -> None:
-        """Only the first ones hold: the rest comes anew."""
+        """Keep the first `count` events; the rest is generated again."""
         del self.events[count:]
         self.size = sum(map(len, self.events))
 
     def notify(self) -> None:
-        """Wake all that wait."""
+        """Wake all tasks that wait in `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self, timeout_s: float) -> bool:
-        """Wait for the next one; False if none comes within that time."""
+        """Wait for the next event; False: none has arrived within that time."""
         event = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -180,10 +180,10 @@ class EventLog:
 
 
 class ResponseStore:
-    """One for each daemon. Use from the event loop's thread."""
+    """The responses of one daemon. Use from the event loop's thread."""
 
     def __init__(self) -> None:
-        self.logs: dict[str, EventLog] = {}  # of those that are being generated
+        self.logs: dict[str, EventLog] = {}  # of background responses that are being generated
         self.owners: Mapping[str, str] = {}  # ids of keys by the names that older files have
         self._folder: Path | None = None  # None until `open`
         self._most_bytes, self._most, self._keep_s = 0, 0, 0.0
@@ -191,8 +191,8 @@ class ResponseStore:
         self._bytes = 0
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._pending_bytes = 0
-        self._unwritten: list[_Work] = []  # for the writer, soon
-        self._writer = ThreadPoolExecutor(1, "responses")  # one: what is written first is there first
+        self._unwritten: list[_Work] = []  # handed to the writer soon
+        self._writer = ThreadPoolExecutor(1, "responses")  # one thread, so that writes keep their order
 
     @property
     def is_on(self) -> bool:
@@ -206,7 +206,7 @@ class ResponseStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found: dict[str, tuple[int, float]] = {}
             for path in folder.iterdir():
-                if _NAME.fullmatch(path.stem) is None:  # half written by a daemon that was killed
+                if _NAME.fullmatch(path.stem) is None:  # a daemon was killed while it wrote the file
                     path.unlink()
                     continue
                 status = path.stat()
@@ -221,7 +221,7 @@ class ResponseStore:
         self._make_room()
 
     def configure(self, *, most_bytes: int, most: int, keep_s: float) -> None:
-        """New bounds."""
+        """Change the limits."""
         self._most_bytes, self._most, self._keep_s = most_bytes, most, keep_s
         if self._folder is not None:
             self._make_room()
@@ -240,9 +240,9 @@ class ResponseStore:
     # ------------------------------------------------------------------------------------------------------ one response
 
     def keep(self, name: str, kept: StoredResponse, *, replaces: bool = False) -> asyncio.Future[None] | None:
-        """Keep it under this name, with its log's events if it has one. None: it isn't kept; else when it is written.
+        """Keep a response, with the events of its log if it has one. Returns a future of the write; None: it isn't kept.
 
-        A name that is there already stays as it is, unless `replaces`: a worker chose it.
+        An existing response of this name stays, unless `replaces`: a worker chose the name.
         """
         if self._folder is None or _NAME.fullmatch(name) is None or (name in self._sizes and not replaces):
             return None
@@ -272,14 +272,14 @@ class ResponseStore:
                 del self._pending[name]
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.warning("response.not_kept", response=name, reason=str(error))
-                if not replaces:  # else the earlier one is there still
+                if not replaces:  # else the earlier version still exists
                     self._forget_size(name)
 
         loop = asyncio.get_running_loop()
         self._pending[name] = writing = loop.create_future()
         writing.add_done_callback(written)
         self._unwritten.append((writing, write))
-        if replaces:  # somebody waits for it
+        if replaces:  # the caller waits for the write
             self._write_now()
         elif len(self._unwritten) == 1:
             loop.call_later(GROUP_S, self._write_now)
@@ -287,13 +287,13 @@ class ResponseStore:
         return writing
 
     def _write_now(self) -> None:
-        """Let the writer have all that waits for it, in one turn of its thread: each costs the loop as much as a request."""
+        """Hand all pending work to the writer in one call: each call costs the loop as much as a request."""
         group, self._unwritten = self._unwritten, []
         if group:
             asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_settle_futures)
 
     async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> StoredResponse | None:
-        """The response of this name, for its owner or for an admin; None where there is none, or no longer."""
+        """The response of this name, for its owner or for an admin; None: there is none, or it has expired."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
         self._make_room()
@@ -316,7 +316,7 @@ class ResponseStore:
             return Part(b"")
 
     async def remove(self, name: str) -> None:
-        """Forget it."""
+        """Delete a response, also from disk."""
         self._pending.pop(name, None)
         self._forget_size(name)
         self._unlink_files([name])
@@ -329,7 +329,7 @@ class ResponseStore:
         self._bytes -= size
 
     def _make_room(self) -> None:
-        """The oldest go: those that are too old, or too many."""
+        """Remove the oldest responses while there are expired ones, too many, or too many bytes."""
         before, expired = time.time() - self._keep_s, []
         while self._sizes:
             name, (_, at) = next(iter(self._sizes.items()))
@@ -351,23 +351,23 @@ class ResponseStore:
                     with contextlib.suppress(OSError):
                         (folder / f"{name}{suffix}").unlink()
 
-        if self._unwritten:  # after these, and with them
+        if self._unwritten:  # in order: the pending writes come first
             self._unwritten.append((None, unlink))
         else:
             self._writer.submit(unlink)
 
 
-_Work = tuple[asyncio.Future[None] | None, Callable[[], None]]  # who is told of its end
+_Work = tuple[asyncio.Future[None] | None, Callable[[], None]]  # the future that gets its result, if any
 _Results = list[tuple[asyncio.Future[None] | None, Exception | None]]
 
 
 def _do_all(group: Sequence[_Work]) -> _Results:
-    """In the writer's thread. A mistake in one is its own."""
+    """Do the work, in the writer's thread. An error in one item doesn't affect the others."""
     results: _Results = []
     for future, work in group:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # the future has it
+        except Exception as error:  # noqa: BLE001  # the future gets the error
             results.append((future, error))
         else:
             results.append((future, None))
@@ -376,7 +376,7 @@ def _do_all(group: Sequence[_Work]) -> _Results:
 
 def _settle_futures(done: asyncio.Future[_Results]) -> None:
     for future, error in done.result():
-        if future is None or future.done():  # whoever waited for it was cancelled
+        if future is None or future.done():  # its caller was cancelled
             continue
         if error is None:
             future.set_result(None)
@@ -385,7 +385,7 @@ def _settle_futures(done: asyncio.Future[_Results]) -> None:
 
 
 def _write_file(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
-    """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
+    """Write a file: whole or not at all with `is_synced`; else a crash may leave half of it, which `find` ignores.
 
     Raises OSError.
     """
@@ -422,7 +422,7 @@ def _read(path: Path, oldest: float) -> StoredResponse | None:
 
 
 def _convert_former(data: bytes) -> StoredResponse:
-    """A response in the format of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
+    """Convert a file of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
     found = _decode_former(data)
     response, items = Part(bytes(found.response)), Part(bytes(found.items))
     status = _decode_status(found.response).status

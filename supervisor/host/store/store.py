@@ -1,12 +1,12 @@
-"""What outlives the daemon: collections of JSON values in SQLite files.
+"""State that outlives the daemon: collections of JSON values in SQLite files.
 
-A file is read once, at `open`, and served from memory; changes are written in a thread. It never prevents the daemon from
+A file is read once, at `open`, and served from memory; changes are written in a thread. No file prevents the daemon from
 starting. A damaged file is moved aside (`….broken-TIME`), which is logged, and its backup takes its place; a cache has none
 and begins empty. A file that can't be used now (locked by another daemon, written by a newer llmux, no permission, no
 space) is left alone, and nothing is saved in this run. Files are locked while open, so SQLite needs no shared-memory file.
 
 A file of an older version is migrated when it is opened, in one transaction. The successor of a running daemon keeps that
-transaction open until the takeover is certain: if it fails, or is killed, the older daemon finds the file as it lent it.
+transaction open until the takeover is certain: if the successor fails or is killed, the older daemon finds the file unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from supervisor.host.store.files import move_aside, replacing
 
 T = TypeVar("T")
 FootprintKey = tuple[str, str]
-"""A model's key and a device's."""
+"""The keys of a model and of a device."""
 
 BUSY_S = 2.0
 """How long to wait for the lock of a daemon that is ending."""
@@ -90,7 +90,7 @@ MOST_LOAD_MS: Final = 7 * 24 * 3600 * 1000
 _LOAD_MS: Final = "load_ms"
 """The collection of load times; all others of `Footprints` are devices."""
 _RAISED: Final = "raised "
-"""Before a device: the collection of what to lease there at least."""
+"""The prefix of a device's collection that holds the least MiB to lease there."""
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 _BEGAN: Final[Entry] = "store", "began"
@@ -115,11 +115,11 @@ class NotSavedError(LlmuxError):
 
 
 class _UnusableError(Exception):
-    """The file is sound, but not for us."""
+    """The file is sound, but this daemon can't use it."""
 
 
 class _DamagedError(Exception):
-    """The file isn't what it should be."""
+    """The file is damaged."""
 
 
 class Store:
@@ -129,7 +129,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trouble: str | None = None  # why changes are not being saved now
+        self.trouble: str | None = None  # the reason why changes are not saved now
         self._is_pending = False  # all changes so far are one transaction that is open
         self._entries: dict[Entry, str] = {}
         self._backup = path.with_name(f"{path.name}.backup")
@@ -159,9 +159,9 @@ class Store:
         log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
 
     async def settle(self) -> None:
-        """Make the changes since `open`, and from now on each at once.
+        """Write the changes since `open`, and from now on each change at once.
 
-        Never fails, as `open`. Where they can't be made, such as on a full disk, they are lost, and the file is opened again.
+        Never fails, as `open`. If the disk is full, for example, the changes are lost, and the file is opened again.
         """
         file = self._file
         if file is None or not self._is_pending:
@@ -197,13 +197,13 @@ class Store:
             await self._run_in_thread(file.close)
 
     async def take_back(self) -> None:
-        """Open it again after `lend`, with what is in it now. Never fails, as `open`."""
+        """Open the file again after `lend`, with its present content. Never fails, as `open`."""
         if self._file is None and self.trouble == "a successor has it":
             self.trouble = None
             await self._try_open()
 
     def get(self, collection: str, key: str) -> JsonValue:
-        """None where there is none."""
+        """The value of a key; None: the collection doesn't have the key."""
         found: JsonValue = json.loads(self._entries.get((collection, key), "null"))
         return found
 
@@ -213,11 +213,11 @@ class Store:
 
     @property
     def began(self) -> float:
-        """Since when (Unix seconds) all that was kept is here: the file was new then, or an older copy took its place."""
+        """Since when (Unix seconds) the file has all changes: it was new then, or an older copy took its place."""
         return float(self._entries.get(_BEGAN, "0"))
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, which is done in the store's thread, in one transaction. For tables of their own.
+        """Do `work` in the store's thread, in one transaction, and return its result. For tables besides the entries.
 
         Raises NotSavedError; then nothing has changed.
         """
@@ -242,7 +242,7 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[dict[Entry, JsonValue]]:
-        """Yields changes to fill, which are made all or none when the block ends; None deletes.
+        """Yields a dict to fill with changes. All or none of them are made when the block ends; None deletes.
 
         Raises NotSavedError at the end of the block.
         """
@@ -283,12 +283,12 @@ class Store:
 
     @contextlib.contextmanager
     def _atomic_change(self, file: sqlite3.Connection) -> Iterator[None]:
-        """What is done within is done whole or not at all. Raises sqlite3.Error."""
+        """All changes of the block are made, or none. Raises sqlite3.Error."""
         if not self._is_pending:
             with file:  # commits, or rolls back
                 yield
             return
-        if not file.in_transaction:  # SQLite has undone it all, for want of room
+        if not file.in_transaction:  # SQLite has undone the whole transaction, because the disk is full
             raise sqlite3.OperationalError("its earlier changes were lost")
         file.execute("SAVEPOINT change")
         try:
@@ -315,7 +315,7 @@ class Store:
         return file
 
     def _open_restored(self) -> sqlite3.Connection:
-        """With the backup's content; empty where there is no good one."""
+        """Open the file with the backup's content; empty where there is no good backup."""
         if not (self.keeps_backup and _has_content(self._backup)):
             return self._connect()
         with replacing(self.path, 0o600) as fresh:
@@ -330,7 +330,7 @@ class Store:
         return file
 
     def _connect(self) -> sqlite3.Connection:
-        """Open, check, migrate and read. What SQLite puts beside the file gets the file's own permissions."""
+        """Open, check, migrate and read. Files that SQLite puts beside the file get its permissions."""
         self.path.touch(mode=0o600)
         file = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
         try:
@@ -363,7 +363,7 @@ class Store:
             file.executescript("; ".join(("BEGIN IMMEDIATE", *migration, "" if self._is_pending else "COMMIT")))
 
     def _back_up(self, file: sqlite3.Connection) -> None:
-        """Renew the backup, whole or not at all. Failure is only a warning."""
+        """Replace the backup as a whole, or not at all. Failure is only a warning."""
         if self._is_pending:
             return
         if not self.keeps_backup:
@@ -382,20 +382,20 @@ class Footprints(Store):
     keeps_backup = False
 
     def learned(self) -> dict[FootprintKey, int]:
-        """All that can be true."""
+        """The learned footprints, without impossible figures."""
         return _split_rows((key, name, _number_in(text)) for (name, key), text in self._entries.items())[0]
 
     def raised(self) -> dict[FootprintKey, int]:
-        """What to lease at least: all that can be true."""
+        """The least MiB to lease, without impossible figures."""
         return _split_rows((key, name, _number_in(text)) for (name, key), text in self._entries.items())[1]
 
     def load_times(self) -> dict[str, float]:
-        """How many seconds the last load of each model took, by its key: all that can be true."""
+        """The seconds that each model's last load took, by its key, without impossible figures."""
         taken = {key: _number_in(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
         return {key: ms / 1000 for key, ms in taken.items() if 0 < ms < MOST_LOAD_MS}
 
     async def learn(self, key: str, device: str, mib: int, *, raised: bool = False) -> None:
-        """Remember what a model took, or is to get at least; the latest figure counts. Failure to save is only a warning."""
+        """Remember a model's footprint or, with `raised`, the least to lease; the latest figure counts. Failure is only a warning."""
         await self._save(f"{_RAISED}{device}" if raised else device, key, mib)
 
     async def learn_load(self, key: str, load_s: float) -> None:
@@ -411,7 +411,7 @@ class Footprints(Store):
 
 
 def learned_footprints(path: Path) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
-    """What a file of `Footprints` has, learned and raised, also while a daemon has locked it; nothing where it can't be read.
+    """The learned and raised footprints of a file, even while a daemon has locked it; empty if the file can't be read.
 
     Changes nothing.
     """
@@ -429,7 +429,7 @@ def learned_footprints(path: Path) -> tuple[dict[FootprintKey, int], dict[Footpr
 
 
 def _split_rows(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
-    """Of (key, collection, value): what was learned, and what was raised."""
+    """The learned and the raised footprints among rows of (key, collection, value)."""
     learned: dict[FootprintKey, int] = {}
     raised: dict[FootprintKey, int] = {}
     for key, name, mib in rows:
@@ -444,7 +444,7 @@ def _number_in(text: str) -> int:
 
 
 def _as_job(collection: str, key: str, text: str) -> str:
-    """A value of the third schema, as one of the collection of all jobs. What can't be one stays as it is. Raises nothing."""
+    """Convert a value of the third schema to one of the collection of all jobs. Other values stay unchanged. Raises nothing."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):

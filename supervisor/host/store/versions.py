@@ -1,4 +1,4 @@
-"""The last versions of a text file, each in a file of its own: what somebody can go back to."""
+"""The last versions of a text file, each in a file of its own, so that a user can restore one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from supervisor.host.store import files
 from supervisor.schema.edit import Version
 
 MOST: Final = 11
-"""Ten to go back to, and the one in force."""
+"""Ten versions to restore, and the current one."""
 _NAME: Final = re.compile(r"(\d{13})-([0-9a-f]{16})")
 
 
 def digest(text: str) -> str:
-    """Equal for equal texts alone."""
+    """The text's digest, the same only for the same text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Versions:
-    """A folder of them, for any thread. Everything blocks on it."""
+    """A folder of versions. Use from any thread; every method blocks on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
 
     def keep(self, text: str) -> None:
-        """Remember it, unless it is the newest version already; the oldest one goes. Raises OSError."""
+        """Keep the text, unless it is the newest version already, and delete the oldest version. Raises OSError."""
         with self._lock:
             there = self._list_versions()
             if there and there[0].id.endswith(digest(text)):
@@ -42,7 +42,7 @@ class Versions:
                 (self._folder / old.id).unlink(missing_ok=True)
 
     def listing(self) -> list[Version]:
-        """The newest first. Raises OSError."""
+        """All versions, the newest first. Raises OSError."""
         with self._lock:
             return self._list_versions()
 
@@ -54,7 +54,7 @@ class Versions:
         return sorted(versions, key=lambda version: version.id, reverse=True)
 
     def read(self, wanted: str) -> str | None:
-        """The text of a version; None: there is none of this name. Raises OSError."""
+        """The text of the version with this name; None: there is none. Raises OSError."""
         with self._lock:
             known = any(version.id == wanted for version in self._list_versions())
             return (self._folder / wanted).read_bytes().decode() if known else None

@@ -6,6 +6,6 @@ from supervisor.errors import LlmuxError
 
 
 class ReleaseError(LlmuxError):
-    """A release's file can't be had; the message says what to do."""
+    """A release's file can't be fetched; the message has the remedy."""
 
     code = "runtime_install_failed"

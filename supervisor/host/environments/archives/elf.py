@@ -1,4 +1,4 @@
-"""The needs of a program's files: libraries, and how new a glibc. They are read from the files; nothing is started.
+"""The needs of a program's files: libraries, and how new a glibc. Read from the files; no program is started.
 
 The format is described in `man 5 elf`; only 64 bits, little-endian: x86-64 and AArch64 are.
 """
@@ -20,7 +20,7 @@ _GLIBC: Final = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """`libraries` by their sonames; `glibc` is the oldest that has all symbols, (0, 0) where none is needed."""
+    """`libraries` by soname; `glibc`: the oldest version that has all symbols, (0, 0) where none is needed."""
 
     libraries: frozenset[str]
     glibc: tuple[int, int] = (0, 0)
@@ -60,7 +60,7 @@ def _needs_of(data: bytes) -> Needs:
         )
         wanted = [(int(match[1]), int(match[2])) for name in names if (match := _GLIBC.fullmatch(name))]
     except (struct.error, OverflowError, ValueError):
-        return Needs(frozenset())  # a damaged one doesn't start, and says so
+        return Needs(frozenset())  # a damaged program reports that itself at its start
     return Needs(libraries, max(wanted, default=(0, 0)))
 
 

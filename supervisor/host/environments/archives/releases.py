@@ -1,7 +1,7 @@
-"""A project's releases: which files a build has, with their sizes and sha256, and how they are fetched.
+"""A project's releases: the files of a build, with their sizes and sha256, and fetching them.
 
-A digest comes from the first of these that knows the file: the digests that this llmux pins; those noted on this machine; the
-release's API, which is used only for a build that a person has named. The API's digests are noted beside the environments, in a
+A digest comes from the first of these sources that knows the file: the digests that this llmux pins; the digests noted on this machine;
+the release's API, which is used only for a build that a person has named. The API's digests are noted beside the environments, in a
 file that a person can read, keep, and copy to other machines. "The latest" is never requested: it may be half uploaded.
 """
 
@@ -37,7 +37,7 @@ _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Releases:
-    """The releases of one project. `pinned` is the build whose digests llmux has; `noted` a file that may not exist yet."""
+    """The releases of one project. llmux has the digests of the build `pinned`; the file `noted` may not exist yet."""
 
     def __init__(self, pins: Path, noted: Path) -> None:
         pinned = json.loads(pins.read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ class Releases:
         return self._assets.get(name) or self._read_noted().get(name)
 
     def fetch(self, build: str, name: str, folder: Path, notify: download.Notify, *, ask: bool = False) -> Path:
-        """The file of this name in this folder, whole and checked. `ask`: the API may give the digest of an unknown one.
+        """Fetch the file of this name into this folder, whole and checked. `ask`: the API may give the digest of an unknown file.
 
         Blocks. Raises ReleaseError, OSError.
         """
@@ -83,7 +83,7 @@ class Releases:
         return download.fetch(asset, folder, fill, wrong, notify)
 
     def note(self, found: Iterable[File]) -> None:
-        """Keep their digests, in a file for people. Raises ReleaseError, OSError."""
+        """Keep the files' digests in a file that people can read. Raises ReleaseError, OSError."""
         self._noted.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._noted) as fresh:
             noted = {file.name: (file.size, file.digest) for file in (*self._read_noted().values(), *found)}
@@ -130,14 +130,14 @@ def _files_from(listed: Mapping[str, tuple[int, str]]) -> dict[str, File]:
 
 @contextlib.contextmanager
 def _open_response(url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
-    """A response of which nothing is read yet. Raises httpx.HTTPError."""
+    """A response whose body is still unread. Raises httpx.HTTPError."""
     with httpx.stream("GET", url, headers=headers, timeout=download.TIMEOUT_S, follow_redirects=True) as response:
         response.raise_for_status()
         yield response
 
 
 def _download_error(name: str, error: Exception) -> ReleaseError:
-    """Why a file of this name didn't come, with the remedy."""
+    """The error of a failed download of this file, with the remedy."""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in PASSING:
         return _status_error(error.response, f"the release has no {name}")
     return ReleaseError(
@@ -146,7 +146,7 @@ def _download_error(name: str, error: Exception) -> ReleaseError:
 
 
 def _status_error(response: httpx.Response, missing: str) -> ReleaseError:
-    """Why a server didn't give it; `missing`: what a 404 means."""
+    """The error of a server's status; `missing` words a 404."""
     status, limited = response.status_code, response.headers.get("x-ratelimit-remaining") == "0"
     if status == HTTPStatus.NOT_FOUND:
         return ReleaseError(f"{missing}: {response.url} answers 404.")

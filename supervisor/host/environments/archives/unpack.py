@@ -17,7 +17,7 @@ MOST_BYTES: Final = 8 << 30
 def unpack(archive: Path, folder: Path) -> None:
     """Put the archive's files, without its topmost folder, into `folder`, which may have other files already.
 
-    It may have files, and links to files beside them; modes are plain. Blocks. Raises ReleaseError for other members, OSError.
+    Takes files, with plain modes, and links to files beside them. Blocks. Raises ReleaseError for other members, OSError.
     """
     count = size = 0
     try:
@@ -55,9 +55,9 @@ def _path_below(name: str) -> PurePosixPath:
 
 
 def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """A new file, never through a link."""
+    """Write a new file, never through a link."""
     content = tar.extractfile(member)
-    assert content is not None  # a file has some
+    assert content is not None  # a file has content
     mode = 0o755 if member.mode & 0o100 else 0o644
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as out:
