@@ -32,7 +32,7 @@ def delegated() -> Path | None:
 
 
 def create(name: str) -> Path | None:
-    """A new group below the delegated one; None where that can't be done."""
+    """Make a new group below the delegated one; None: that isn't possible."""
     if (parent := delegated()) is None:
         return None
     path = parent / (_PREFIX + "".join(c if c.isalnum() or c in "-_." else "_" for c in name))
@@ -44,7 +44,7 @@ def create(name: str) -> Path | None:
 
 
 def kill(path: Path) -> None:
-    """SIGKILL to all that is in the group, whatever forks meanwhile. Silent when it is gone."""
+    """SIGKILL all processes of the group, including new forks. Does nothing if the group is gone."""
     with contextlib.suppress(OSError):
         (path / "cgroup.kill").write_text("1", encoding="utf-8")
 

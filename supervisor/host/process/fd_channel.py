@@ -1,9 +1,9 @@
 """Messages between an old and a new daemon: JSON objects over a unix socket, and with each a few open descriptors.
 
 SOCK_SEQPACKET keeps messages apart. A descriptor is passed as it is (SCM_RIGHTS): sender and receiver share one open file,
-so a listening socket goes on listening, a lock stays held, and a pipe has no end while either holds it, or the message.
-The socket lies in the state directory, which only its user may enter; the peer must be the same user. Anything
-that is no such message counts as the end of the connection.
+so a listening socket goes on listening, a lock is kept, and a pipe stays open while sender, receiver or message has it.
+The socket lies in the state directory, which only its user may enter; the peer must be the same user. An invalid message
+counts as the end of the connection.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Json = dict[str, Any]
 
 
 class ChannelClosedError(Exception):
-    """The other side is gone, has closed the connection, or sent something that is no message."""
+    """The other side has ended, has closed the connection, or sent an invalid message."""
 
 
 class Message(NamedTuple):
     content: Json
-    descriptors: tuple[int, ...]  # the receiver's to close
+    descriptors: tuple[int, ...]  # the receiver must close these
 
 
 class FdChannel:
@@ -47,7 +47,7 @@ class FdChannel:
         self.pid, self.uid = _peer_credentials(connection)
 
     async def send(self, content: Json, descriptors: Sequence[int] = ()) -> None:
-        """Raises ChannelClosedError."""
+        """Send a message with these descriptors. Raises ChannelClosedError."""
         data = json.dumps(content, separators=(",", ":")).encode()
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         while True:
@@ -63,7 +63,7 @@ class FdChannel:
                 return
 
     async def receive(self, most: int = 0) -> Message:
-        """The next message, which has at most `most` descriptors. Cancelling it loses none. Raises ChannelClosedError."""
+        """The next message, which has at most `most` descriptors. Cancelling loses no message. Raises ChannelClosedError."""
         space = socket.CMSG_SPACE(most * array.array("i").itemsize) if most else 0
         while True:
             try:
@@ -115,7 +115,7 @@ def _parse_content(data: bytes, flags: int, has_room: bool) -> Json:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """A connection to the daemon that listens there; None when none does."""
+    """A connection to the daemon that listens at this path; None: no daemon listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with _short_address(path) as address:
@@ -127,7 +127,7 @@ def connect(path: Path) -> socket.socket | None:
 
 
 def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
-    """Does a daemon still listen there after `within_s`? A process that is being killed closes one file after another. Blocks."""
+    """Does a daemon still listen at this path after `within_s`? A killed process closes its files one by one. Blocks."""
     connection = connect(path)
     if connection is None:
         return False
@@ -136,9 +136,9 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        pass  # it has ended meanwhile
+        pass  # the daemon has ended meanwhile
     except OSError:
-        return True  # in another container, say: its end can't be seen
+        return True  # in another container, for example: its end can't be observed
     else:
         ended = select.poll()
         ended.register(process, select.POLLIN)
@@ -147,7 +147,7 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
                 return True
         finally:
             os.close(process)
-    # An end is seen once all files are closed, so who listens now is another process that has the socket.
+    # The pidfd shows the end once all files are closed, so a listener is now another process with this socket.
     connection = connect(path)
     if connection is not None:
         connection.close()
@@ -155,7 +155,7 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
 
 
 def _peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """The other side's process and user. The process is 0 where it can't be seen from here."""
+    """The pid and uid of the other side; pid 0: the process isn't visible from here."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid
@@ -165,7 +165,7 @@ class FdListener:
     """Listens on a unix socket; `accepted` gets a channel for each connection of our own user."""
 
     def __init__(self, path: Path, accepted: Callable[[FdChannel], object]) -> None:
-        """Replaces a socket that is there. Raises OSError."""
+        """Replaces an existing socket. Raises OSError."""
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
         self._path: Path | None = path
@@ -187,7 +187,7 @@ class FdListener:
                 channel.close()
 
     def stop_listening(self) -> None:
-        """Listen no more; the path is somebody else's now."""
+        """Stop listening, and leave the path to the successor."""
         self._path = None
         self.close()
 
@@ -202,7 +202,7 @@ class FdListener:
 
 @contextlib.contextmanager
 def _short_address(path: Path) -> Iterator[str]:
-    """The same path by a name that fits into a socket's address, which takes 107 bytes."""
+    """A short name of the same path: a socket's address has at most 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

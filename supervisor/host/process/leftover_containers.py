@@ -1,8 +1,8 @@
-"""Containers, and whatever else a worker runs outside its own processes: killing the worker's tree doesn't end them.
+"""Containers and other work that a worker runs outside its own processes: killing the worker's tree doesn't end them.
 
-A stop program ends them. It is noted in a file before the worker starts, so it is run however the worker ends: by the daemon
-once the tree is gone, by the shim where the daemon is dead, and by the next daemon where the shim was killed, too. Its exit
-status means nothing: there may be nothing left to end.
+A stop program ends them. It is noted in a file before the worker starts, so one of these runs it after the worker's end: the daemon
+once the tree is gone, the shim if the daemon is dead, or the next daemon if the shim was killed, too. The exit status is
+ignored: there may be nothing left to end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LIMIT_S: Final = 20.0
 
 
 def note(path: Path, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None) -> None:
-    """Remember the program, its whole environment and where it is run. Raises OSError."""
+    """Note the program, its whole environment and its working directory in a file. Raises OSError."""
     with files.replacing(path, 0o600) as fresh:
         fresh.write_text(json.dumps({"argv": argv, "env": env, "cwd": None if cwd is None else str(cwd)}))
 
 
 def settle(path: Path) -> str | None:
-    """Run the program and forget it. Blocks, at most LIMIT_S. Returns why it could not; None: done, or nothing is noted."""
+    """Run the noted program and delete the note. Blocks, at most LIMIT_S. Returns an error; None: done, or nothing is noted."""
     try:
         noted = json.loads(path.read_text())
         argv, env, cwd = noted["argv"], noted["env"], noted["cwd"]
@@ -56,6 +56,6 @@ def settle(path: Path) -> str | None:
 
 
 def settle_all(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Settle every note that an earlier daemon left there; yields each, with why it could not be settled."""
+    """Settle every note that an earlier daemon left there; yields each note with its error, or None."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         yield path, settle(path)

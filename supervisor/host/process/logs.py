@@ -1,8 +1,8 @@
-"""Workers' logs: their last lines, new lines as they come, and the class of a crash.
+"""Workers' logs: their last lines, new lines as they arrive, and the class of a crash.
 
-One ordered table decides the class. The pattern that says most about the cause comes first: running out of memory is usually
-followed by messages of other classes ("failed to load model"), never the other way round. The first line that matches is
-quoted, because programs report the cause before its consequences. Quotes are for operators: they can hold somebody's prompt.
+One ordered table decides the class. The most specific cause comes first: an out-of-memory error is usually followed by
+messages of other classes ("failed to load model"), never the other way round. The first line that matches is
+quoted, because programs report the cause before its consequences. Quotes are for operators: a quote can contain a user's prompt.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import BinaryIO
 
 from supervisor.core.types import Crash, CrashClass
 
-CRASH_LINES = 200  # a cause can stand a long traceback before the end
+CRASH_LINES = 200  # a long traceback may follow the cause
 _CHECKED_BYTES = 64
 _POSITION = re.compile(r"(\d{1,20})-(\d{1,18})-(\d{1,10})", re.ASCII)
 _UNKNOWN = -1  # no file has this number
 CUT = "[the log began anew; lines before this may be missing]"
 _KEPT_LINES = 20
-MOST_BYTES = 256 * 1024  # at one look; of a flood only the end is shown
+MOST_BYTES = 256 * 1024  # in one read; of more only the end is shown
 _LINE_CHARS = 500
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAMP = re.compile(r"^(?:\d+\.\d\d\.\d{3}\.\d{3} [DIWE] )?(?:[EWI] )?\s*(?:(?:srv|cmn|slot) +)?")  # llama.cpp's
@@ -120,7 +120,7 @@ _ARGUMENTS = (
     ),
     _rule(CrashClass.BAD_ARGUMENTS, r"^usage: "),
 )
-# llama.cpp says so also where it then goes on without a GPU; it is the cause only where nothing else is.
+# llama.cpp also logs these when it goes on without a GPU, so they are the cause only if no other pattern matches.
 _NO_DEVICE = (
     _rule(
         CrashClass.GPU_LOST,
@@ -148,7 +148,7 @@ _CAUSE = re.compile(
 
 
 def tail(path: Path, lines: int, max_bytes: int = 64 * 1024) -> tuple[str, ...]:
-    """The last `lines` lines of a log, reading at most `max_bytes`; none when it can't be read. Blocks.
+    """The last `lines` lines of a log, reading at most `max_bytes`; empty if the log can't be read. Blocks.
 
     For showing: terminal escapes and control characters are removed, of a progress bar only its last state is kept,
     and long lines are cut.
@@ -181,10 +181,10 @@ def _checksum_before(file: BinaryIO, offset: int) -> int:
 
 
 class LogReader:
-    """Reads a log while it is written. Blocks on the file; one reader at a time.
+    """Reads a log while a worker writes it. Blocks on the file; one reader at a time.
 
-    A start begins the file anew and keeps the last one as `LOG.1`, and a log over its limit is truncated. The file's identity
-    and size show both: the rest of the last file is read there, then reading goes on at the beginning.
+    Each start begins a new file and keeps the last one as `LOG.1`, and a log over its limit is truncated. The file's identity
+    and size show both: the reader reads the rest of `LOG.1`, then the new file from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,7 +192,7 @@ class LogReader:
         self._last_path = path.with_name(f"{path.name}.1")
         self._identity: int | None = None
         self._offset = 0
-        self._check = 0  # of what comes before the position: a new file may have the number of one that is gone
+        self._check = 0  # of the bytes before the position: a new file may have the inode number of a removed one
         self._partial = b""
 
     def begin(self, lines: int) -> list[str]:
@@ -208,11 +208,11 @@ class LogReader:
 
     @property
     def position(self) -> str:
-        """The position of the next line, for the `resume` of another follower."""
+        """The position of the next line, for the `resume` of another reader."""
         return f"{self._identity or 0}-{self._offset - len(self._partial)}-{self._check}"
 
     def resume(self, position: str) -> list[str]:
-        """The whole lines since another follower of this log was at `position`; a line says when that isn't found any more."""
+        """The whole lines since another reader of this log was at `position`; an extra line reports a lost position."""
         self._identity = _UNKNOWN
         if found := _POSITION.fullmatch(position):
             identity, self._offset, check = map(int, found.groups())
@@ -223,7 +223,7 @@ class LogReader:
         return self.read()
 
     def read(self) -> list[str]:
-        """The whole lines since the last call, cleaned for showing; a line says when some were left out."""
+        """The whole lines since the last call, cleaned for showing; an extra line reports omitted ones."""
         before: list[str] = []
         try:
             with self._path.open("rb") as file:
@@ -242,7 +242,7 @@ class LogReader:
         self._identity, self._offset, self._check, self._partial = identity, 0, 0, b""
 
     def _end_of_last(self) -> list[str]:
-        """The rest of the log that was read until now; another has taken its place."""
+        """The rest of the previous file, after a new one has replaced it."""
         if self._identity is None:
             return []
         try:
@@ -271,10 +271,10 @@ class LogReader:
 
 
 def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:
-    """The class of the crash of a worker that nobody stopped.
+    """Classify the crash of a worker that nobody stopped.
 
-    `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (`CRASH_LINES` are
-    worth having); `oom_killed` whether the kernel's counters show it. The crash keeps the last 20 lines.
+    `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (best the last
+    `CRASH_LINES`); `oom_killed` whether the kernel's counters show it. The crash keeps the last 20 lines.
     """
     kept = tuple(lines[-_KEPT_LINES:])
     ended = _describe_exit(code)
@@ -292,7 +292,7 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
 
 def _rules_for(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:
     if code is None or code < 0:
-        return _OUT_OF_MEMORY + _ENVIRONMENT  # a signal ends a program that was running: its arguments were all right
+        return _OUT_OF_MEMORY + _ENVIRONMENT  # a signal ends a running program, so its arguments were valid
     return _OUT_OF_MEMORY + _ENVIRONMENT + _ARGUMENTS + _NO_DEVICE if code > 0 else ()
 
 

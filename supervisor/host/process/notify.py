@@ -1,4 +1,4 @@
-"""Tells systemd the daemon's state, by sd_notify(3), and takes the sockets that systemd passes, by sd_listen_fds(3)."""
+"""Reports the daemon's state to systemd, by sd_notify(3), and takes sockets from systemd, by sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_FD: Final = 3
 
 
 def notify(*lines: str) -> None:
-    """Send these lines, such as `READY=1`. Silent when nobody listens; never blocks."""
+    """Send these lines, such as `READY=1`. Does nothing without a listener; never blocks."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -24,17 +24,17 @@ def notify(*lines: str) -> None:
 
 
 def is_supervised() -> bool:
-    """Does somebody wait to hear that we are ready? Then nobody reads what we print."""
+    """Does systemd wait for `READY=1`? Then no person reads the output."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def reloading() -> None:
-    """A reload begins; `READY=1` ends it."""
+    """Report that a reload begins; `READY=1` reports its end."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def stopping(within_s: float) -> None:
-    """Shutdown begins and may take this long; otherwise the unit's TimeoutStopSec counts, which ignores our settings."""
+    """Report that shutdown begins and may take this long; otherwise the unit's TimeoutStopSec would be the limit."""
     notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
 
@@ -47,7 +47,7 @@ def _watchdog_interval_s() -> float | None:
 
 
 async def feed_watchdog() -> None:
-    """Tell systemd that the event loop runs, as often as it wants to hear it."""
+    """Report to systemd that the event loop runs, at the interval of its watchdog."""
     interval_s = _watchdog_interval_s()
     while interval_s is not None:
         notify("WATCHDOG=1")
@@ -55,10 +55,10 @@ async def feed_watchdog() -> None:
 
 
 def systemd_sockets() -> tuple[socket.socket, ...]:
-    """Take the sockets that systemd bound for us (socket activation), once; none where it didn't.
+    """Take the sockets that systemd bound for us (socket activation), once; empty if there are none.
 
-    Raises ValueError for a socket that can't be served, because it isn't TCP. A unix socket would be reached through another
-    program, so its own address says nothing about who can reach it.
+    Raises ValueError for a socket other than TCP. Clients reach a unix socket through another program, so the socket's own
+    address doesn't show which clients can.
     """
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)

@@ -1,11 +1,11 @@
-"""Ports for workers: from a configured range, checked before they are given, and theirs alone afterwards.
+"""Ports for workers: from a configured range, checked before each lease, and each leased to one worker alone.
 
 A leased port was free a moment ago, which is no promise: the worker binds it later, and with SO_REUSEPORT two processes
 can share it. So `owner_check` asks the kernel whether every listening socket of the port belongs to the worker's own
-process tree. No request may go there before that is so.
+process tree. Before that no request may go to the port.
 
 The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets alone), or where that isn't available through
-/proc/net/tcp, for which it walks its whole table of connections (milliseconds).
+/proc/net/tcp, for which the kernel walks its whole table of connections (milliseconds).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PortRange:
         self._leased: dict[Hashable, int] = {}
 
     def lease(self, holder: Hashable) -> int:
-        """A port that nobody listens on, held until `release(holder)`. A holder has at most one.
+        """Lease a port that nobody listens on, until `release(holder)`. A holder has at most one port.
 
         Raises UnavailableError when every port of the range is leased or in use. About 100 µs.
         """
@@ -74,21 +74,21 @@ class PortRange:
         )
 
     def adopt(self, holder: Hashable, port: int) -> None:
-        """The holder has this port already, in the range or not: its worker was handed over to us."""
+        """Note that the holder, a worker handed over to us, has this port already, in the range or not."""
         assert holder not in self._leased, f"{holder} already holds port {self._leased[holder]}"
         if port in self._free:
             self._free.remove(port)
         self._leased[holder] = port
 
     def release(self, holder: Hashable) -> None:
-        """Give the holder's port back. Harmless when it has none."""
+        """Free the holder's port. Harmless if it has none."""
         port = self._leased.pop(holder, None)
         if port is not None and self.first <= port <= self.last:
             self._free.append(port)
 
 
 def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
-    """Could somebody listen there now? `clean`: not even old connections in TIME_WAIT are left."""
+    """Could a process listen on this port now? `clean`: without even old connections in TIME_WAIT."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         if not clean:
@@ -137,18 +137,18 @@ def listeners(port: int) -> frozenset[int]:
 
 
 def exposed(port: int) -> tuple[str, ...]:
-    """The addresses beyond loopback on which somebody listens on this port. Raises OSError as `owner_check` does."""
+    """The addresses, beyond loopback, with a listener on this port. Raises OSError as `owner_check` does."""
     found = {ipaddress.ip_address(listening.address) for listening in _listening_sockets() if listening.port == port}
     return tuple(sorted(str(address) for address in found if not _is_loopback(address)))
 
 
 def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # Python 3.13 sees that by itself
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # Python 3.13 does this itself
 
 
 def who_listens(port: int) -> str | None:
-    """The program that has this port, for a message to a person: `pid 12 (nginx)`; None when it is unknown."""
-    import psutil  # noqa: PLC0415  # only where something went wrong
+    """The program that listens on this port, for a message: `pid 12 (nginx)`; None: unknown."""
+    import psutil  # noqa: PLC0415  # imported only for error messages
 
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
@@ -167,7 +167,7 @@ def listens_on(pids: Iterable[int]) -> tuple[int, ...]:
 def owner_check(port: int, pids: Iterable[int]) -> Ownership:
     """Do all sockets that listen on the port belong to these processes?
 
-    Stops when all are found: some 100 µs for a worker that is the first of `pids`. Raises OSError only when we are out of
+    Stops once all are found: some 100 µs for a worker that is the first of `pids`. Raises OSError only when we are out of
     descriptors or memory.
     """
     sockets = {f"socket:[{inode}]" for inode in listeners(port)}

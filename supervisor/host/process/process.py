@@ -1,10 +1,10 @@
-"""Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
+"""Worker processes on the daemon's side: terminate them, kill them, and confirm that all of their processes are gone.
 
 Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
-resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If the
-shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
-(`become_subreaper`). A hunt kills them: all processes that carry the worker's mark, and every child that the daemon did not
-start itself.
+resolves only when the last process of the tree is dead: the shim reports that once the kernel shows it no children. If the
+shim itself is killed, the worker's leader dies by its parent-death signal, and the other processes become the daemon's
+children (`become_subreaper`). A hunt kills these: all processes that carry the worker's mark, and all children that the
+daemon did not start itself.
 
 Everything here runs in the event loop's thread.
 """
@@ -35,7 +35,7 @@ from supervisor.host.process.reap import Hunt, Mark, marked, worker_of
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
 _PIPE_BYTES = 65536
-_REPORT_BYTES = 16384  # no report of a shim is longer
+_REPORT_BYTES = 16384  # the longest report of a shim
 
 
 HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
@@ -47,13 +47,13 @@ HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
     errno.ESTALE,
     errno.ETXTBSY,  # the program is being written
 }
-"""Errors that are the fault of this machine, and not of the program that was to be started."""
+"""Errors that this machine causes, not the program to start."""
 
 
 class SpawnError(LlmuxError):
-    """The program could not be started at all; the message says why, `kind` whose fault it is.
+    """The program could not be started. The message has the reason, `kind` the class of the cause.
 
-    No message names the worker: clients read them, and may know its model by another name.
+    The message never names the worker: clients read it, and may know the model by another name.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -65,7 +65,7 @@ class SpawnError(LlmuxError):
 
 
 class UnkillableError(LlmuxError):
-    """The tree is still there although SIGKILL was sent and the wait is over. `pids` are those left, as far as known."""
+    """Processes of the tree survived SIGKILL beyond the wait. `pids` are the remaining ones, as far as known."""
 
     code = "unkillable"
 
@@ -87,7 +87,7 @@ class Shim(Protocol):
 
 
 class AdoptedShim:
-    """A shim that another daemon started and handed over. That daemon, or the process that inherits the shim, collects it."""
+    """A shim that another daemon started and handed over. That daemon, or the process that inherits the shim, reaps it."""
 
     def __init__(self, pid: int, stdin: int, stdout: int, pidfd: int) -> None:
         self.pid = pid
@@ -101,7 +101,7 @@ class AdoptedShim:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """How the leader ended; the whole tree is gone."""
+    """The exit of the leader; the whole tree has ended."""
 
     code: int | None  # negative: the signal's number; None: unknown, its shim was killed
     killed: bool = False  # by us
@@ -111,14 +111,14 @@ class ProcessExit:
 _tasks: set[asyncio.Task[object]] = set()
 _workers: set[WorkerProcess] = set()
 own_children: set[int] = set()
-"""Pids of processes that we started in a session of their own, besides shims: no hunt touches them."""
+"""Pids of processes, besides shims, that we started in a session of their own: no hunt kills these."""
 _is_subreaper = False
 
 
 class WorkerProcess:
-    """A running worker and everything below it. Use it in the loop's thread, but for `pids`.
+    """A running worker with all processes below it. Use it in the loop's thread, except `pids`.
 
-    Made by `spawn.spawn`, or by `adopt` for one that another daemon handed over.
+    Made by `spawn.spawn`, or by `adopt` for a worker that another daemon handed over.
     """
 
     def __init__(self, name: str, mark: Mark, group: Path | None, shim: Shim) -> None:
@@ -126,10 +126,10 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.pid = 0
-        self.unlogged = ""  # why it has no log
+        self.unlogged = ""  # the reason why it has no log
         self.shim_pid = shim.pid
         self.started_at = time.monotonic()
-        self.main_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
+        self.main_ended = asyncio.Event()  # the leader has ended; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
         self._keep_confirmed = asyncio.Event()
@@ -151,7 +151,7 @@ class WorkerProcess:
         try:
             self._pidfd = shim.pidfd if isinstance(shim, AdoptedShim) else os.pidfd_open(shim.pid)
         except OSError:
-            self._stdin.close()  # it ends at once: it has no order yet
+            self._stdin.close()  # the shim ends at once: it has no order yet
             self._stdout.close()
             shim.wait()
             raise
@@ -162,7 +162,7 @@ class WorkerProcess:
     def adopt(
         cls, name: str, mark: Mark, group: Path | None, shim: AdoptedShim, pid: int, started_at: float, heard: bytes
     ) -> WorkerProcess:
-        """A worker that another daemon handed over; `heard` is the begin of a report that it had not read to its end."""
+        """A worker that another daemon handed over; `heard` is the beginning of a report that it had not read completely."""
         process = cls(name, mark, group, shim)
         process.pid, process.started_at, process._partial_report = pid, started_at, heard
         process.running.set_result(None)
@@ -175,7 +175,7 @@ class WorkerProcess:
         return await asyncio.shield(self._exit)
 
     def terminate(self) -> None:
-        """Ask the tree to end, once: its stop program if it has one, else SIGTERM."""
+        """Ask the tree to end, once: by its stop program if it has one, else by SIGTERM."""
         if not self._is_ending:
             self._is_ending = True
             self.send_line(b"term\n")
@@ -189,8 +189,8 @@ class WorkerProcess:
     async def stop(self, grace_s: float, kill_wait_s: float = 5.0) -> ProcessExit:
         """SIGTERM, `grace_s`, SIGKILL, `kill_wait_s`. A `kill()` meanwhile cuts the grace short.
 
-        Raises UnkillableError when something of the tree is still there then; `wait()` goes on waiting for it. Cancelling
-        leaves it where it is: asked to end, or killed.
+        Raises UnkillableError if processes of the tree still live then; `wait()` goes on waiting for these. Cancelling
+        undoes nothing: the tree was asked to end, or killed.
         """
         if grace_s > 0 and not self._killed:
             self.terminate()
@@ -198,7 +198,7 @@ class WorkerProcess:
                 return self._exit.result()
         self.kill()
         if not await self.ends_within(kill_wait_s / 2):
-            # A shim that is stopped or stuck hears nothing. Its death hands what is left to us.
+            # A stopped or stuck shim reads no commands. After its death its processes are our children.
             if not self.shim_ended:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -216,7 +216,7 @@ class WorkerProcess:
     def pids(self) -> tuple[int, ...]:
         """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
         below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
-        if self.shim_ended:  # its pid may be anybody's by now
+        if self.shim_ended:  # another process may have its pid by now
             below = frozenset(proc.pid for proc in marked(self.mark))
         alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
         return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
@@ -230,27 +230,27 @@ class WorkerProcess:
 
     @property
     def heard(self) -> bytes:
-        """The beginning of a report whose rest has not arrived yet."""
+        """The beginning of a report that has not arrived completely."""
         return self._partial_report
 
     def listen(self) -> None:
-        """Hear its reports, and see its end."""
+        """Read the shim's reports, and watch for its end."""
         self._loop.add_reader(self._stdout.fileno(), self._read_reports)
         self._loop.add_reader(self._pidfd, self._on_shim_exit)
 
     async def keep(self, limit_s: float) -> None:
-        """Let the tree outlive our death for so long. Returns once the shim has confirmed that, or has ended."""
+        """Let the tree outlive our death for `limit_s`. Returns once the shim has confirmed that, or has ended."""
         self._keep_confirmed.clear()
         self.send_line(b"keep %d\n" % limit_s)
         await self._keep_confirmed.wait()
 
     def pause(self) -> None:
-        """Read no reports and see no end until `listen`: they are the successor's."""
+        """Read no reports and watch for no end until `listen`: the successor does that."""
         self._loop.remove_reader(self._stdout.fileno())
         self._loop.remove_reader(self._pidfd)
 
     def let_go(self) -> None:
-        """Leave the worker to the successor. A shim that is our child is still collected when it ends."""
+        """Leave the worker to the successor. A shim that is our child is still reaped when it ends."""
         self._stdin.close()
         self._stdout.close()
         self._loop.add_reader(self._pidfd, self._collect_child)
@@ -263,7 +263,7 @@ class WorkerProcess:
     # ------------------------------------------------------------------------------------------------------- the shim
 
     def send_line(self, line: bytes) -> None:
-        """Write to the shim. Silent when it is gone. Raises SpawnError for more than a pipe holds."""
+        """Write to the shim; ignored after its end. Raises SpawnError for a line that exceeds the pipe's capacity."""
         if self._stdin.closed:
             return
         if len(line) > _PIPE_BYTES:
@@ -280,7 +280,7 @@ class WorkerProcess:
             raise SpawnError(message, CrashClass.BAD_ARGUMENTS)
 
     def abandon(self) -> None:
-        """End of file makes the shim kill everything."""
+        """Close the shim's stdin, which makes it kill the whole tree."""
         self._is_ending = self._killed = True
         self._stdin.close()
 
@@ -297,7 +297,7 @@ class WorkerProcess:
             self._handle_report(line)
 
     def _handle_report(self, line: bytes) -> None:
-        """Take note of a report. Other lines are ignored: a worker can write into its shim's output, too."""
+        """Handle a report. Other lines are ignored: a worker can write into its shim's output, too."""
         try:
             fact: object = json.loads(line[:_REPORT_BYTES])
         except (ValueError, RecursionError):
@@ -320,14 +320,14 @@ class WorkerProcess:
                 self._keep_confirmed.set()
 
     def main_exited(self, code: int) -> None:
-        """We waited for it, because its shim could not."""
+        """Note the leader's exit code: we reaped it, because its shim could not."""
         if self._code is None:
             self._code = code
 
     def _fail_start(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
         if not self.running.done():
             self.running.set_exception(SpawnError(message, kind))
-            self.running.exception()  # retrieved, also when nobody waits for it
+            self.running.exception()  # marks it as retrieved, also when no task awaits it
 
     # --------------------------------------------------------------------------------------------------------- the end
 
@@ -346,19 +346,19 @@ class WorkerProcess:
             task.add_done_callback(_tasks.discard)
 
     async def _kill_leftovers(self) -> None:
-        """The shim was killed: find the rest, however long it takes."""
+        """After the shim was killed: kill the other processes of the tree, however long that takes."""
         groups = () if self.group is None else (self.group,)
         with contextlib.closing(Hunt(self.mark, groups)) as hunt:
             while await asyncio.to_thread(hunt.round, 0.5, await self._list_adopted()):
                 pass
-        while _reap_adopted(await asyncio.to_thread(processes)):  # noqa: ASYNC110  nobody tells us
+        while _reap_adopted(await asyncio.to_thread(processes)):  # noqa: ASYNC110  there is no event for this
             await asyncio.sleep(_DYING_POLL_S)
         self._finish_exit()
 
     async def _list_adopted(self) -> list[Proc]:
-        """The living remnants of killed shims, even with a changed environment, except those of another worker.
+        """The living processes of killed shims, even with a changed environment, except those of another worker.
 
-        A process that hides its worker is killed by every hunt.
+        Every hunt kills processes that hide their worker.
         """
         table = await asyncio.to_thread(processes)
         # Here, in the loop's thread, every shim that the table can show is one of `_workers`.
@@ -379,15 +379,15 @@ class WorkerProcess:
 
 
 def _crash_class(step: str, code: int) -> CrashClass:
-    """The kind of fault when the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
+    """The class of a shim's failure at this step. A missing working directory may come back, a wrong program stays wrong."""
     if step not in ("cwd", "exec") or code in HOST_TROUBLE:
         return CrashClass.HOST
     return CrashClass.BAD_ARGUMENTS if step == "exec" else CrashClass.UNKNOWN
 
 
 def become_subreaper() -> None:
-    """Let what escapes a killed shim fall to this process, so that it can be found and reaped. Raises OSError."""
-    global _is_subreaper  # noqa: PLW0603  # so is the process
+    """Make this process the parent of processes that a killed shim leaves, to find and reap them. Raises OSError."""
+    global _is_subreaper  # noqa: PLW0603  # the setting is global, too
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
@@ -395,14 +395,14 @@ def become_subreaper() -> None:
 
 
 def _is_adopted(proc: Proc) -> bool:
-    """Did it fall to us as subreaper? Our own children have our session, but for shims. For the loop's thread."""
+    """Did we adopt the process as subreaper? Children that we started have our session, except shims. For the loop's thread."""
     if not _is_subreaper or proc.parent != os.getpid() or proc.session == os.getsid(0) or proc.pid in own_children:
         return False
     return all(worker.shim_pid != proc.pid or worker.shim_ended for worker in _workers)
 
 
 def _reap_adopted(table: Iterable[Proc]) -> bool:
-    """Reap the dead that fell to us. True: others are still dying, which a hunt no longer recognises."""
+    """Reap dead adopted processes. True: others are still dying, which a hunt no longer recognises."""
     dying = False
     for proc in filter(_is_adopted, table):
         if proc.alive:

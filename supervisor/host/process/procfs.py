@@ -1,7 +1,7 @@
 """The only reader of /proc: processes, their trees and memory, and facts about the machine.
 
-A process that has ended, or that we may not read, is empty. If this process is out of descriptors or memory, reading raises
-OSError, so that no process looks gone because of us. Reads block for milliseconds: call them off the event loop.
+Reading a process that has ended, or that we may not read, gives nothing. If this process is out of descriptors or memory,
+reading raises OSError, so that no process seems to have ended. Reads block for milliseconds: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PF_EXITING = 0x4  # of the kernel's task flags
 
 
 def read(path: str) -> bytes:
-    """A whole file."""
+    """The whole file; empty if it can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -34,7 +34,7 @@ def read(path: str) -> bytes:
         while more := text and os.read(fd, 65536):  # long files come a page at a time
             text += more
     except OSError:
-        return b""  # ended between open and read
+        return b""  # the process ended between open and read
     else:
         return text
     finally:
@@ -82,7 +82,7 @@ class Proc:
 
     @property
     def dying(self) -> bool:
-        """Is its first thread ending, or has it ended? Its marks may be gone before its memory is."""
+        """Is its first thread ending, or has it ended? The process may lose its marks before its memory is freed."""
         return bool(self.flags & _PF_EXITING)
 
     @classmethod
@@ -99,7 +99,7 @@ class Proc:
 
 def processes() -> list[Proc]:
     """Every process visible here, zombies too. A few milliseconds for a few hundred."""
-    names = os.listdir("/proc")  # noqa: PTH208  # names are enough, and there are many; raises: all would look gone
+    names = os.listdir("/proc")  # noqa: PTH208  # names are enough, and there are many; raises, else all would seem to have ended
     return [proc for name in names if name.isdigit() and (proc := Proc.read(int(name)))]
 
 
@@ -107,7 +107,7 @@ def environment(pid: int) -> frozenset[bytes]:
     """The process's environment variables, as `NAME=value`."""
     if text := read(f"/proc/{pid}/environ"):
         return frozenset(text.split(b"\0"))
-    # A process whose first thread has ended shows its environment only under its other threads.
+    # After the end of its first thread, a process shows its environment only under its other threads.
     proc = Proc.read(pid)
     if proc and proc.state == "Z" and proc.threads > 1:
         texts = (read(f"/proc/{pid}/task/{tid}/environ") for tid in _list_names(f"/proc/{pid}/task"))
@@ -131,9 +131,9 @@ def open_files(pid: int, *fds: int) -> Iterator[str]:
 
 
 def holds_lock(pid: int, wanted: Callable[[str], bool], *fds: int) -> bool:
-    """Is one of these descriptors, or of all, a wanted file that was locked (flock) where it was opened?
+    """Is one of these descriptors, or of all, an open file that matches `wanted` and has a lock (flock)?
 
-    That was this process, or one that it inherited the open file from. Opening the same path again gives another open file.
+    A process shows the locks of open files that it opened or inherited. Opening the same path again gives another open file.
     """
     for fd in fds or map(int, _list_names(f"/proc/{pid}/fd")):
         if any(map(wanted, open_files(pid, fd))) and b"FLOCK" in read(f"/proc/{pid}/fdinfo/{fd}"):
@@ -183,7 +183,7 @@ class Resident:
 
     @property
     def alone_bytes(self) -> int:
-        """The memory that they would take if no other process shared their pages: exact for one process, else a lower bound."""
+        """The memory of the processes if none shared their pages: exact for one process, else a lower bound."""
         return max(self.total_bytes, self.largest_bytes)
 
     def __add__(self, other: Resident) -> Resident:
@@ -199,7 +199,7 @@ def resident(pid: int) -> Resident:
     found = _resident_of(f"/proc/{pid}")
     if found.total_bytes:
         return found
-    # A process whose first thread has ended shows its memory only under its other threads.
+    # After the end of its first thread, a process shows its memory only under its other threads.
     others = (_resident_of(f"/proc/{pid}/task/{tid}") for tid in _list_names(f"/proc/{pid}/task") if int(tid) != pid)
     return next((other for other in others if other.total_bytes), Resident())
 
@@ -224,7 +224,7 @@ def resident_quickly(pid: int) -> Resident:
 
 
 def bytes_read(pid: int) -> tuple[int, int]:
-    """Bytes it has read so far by calls, and from the disk, which is how it reads mapped files; 0 where unknown."""
+    """The bytes that a process has read by calls, and from the disk, as it reads mapped files; 0 where unknown."""
     counters = numbers(read(f"/proc/{pid}/io"))
     return counters.get(b"rchar", 0), counters.get(b"read_bytes", 0)
 
@@ -290,4 +290,4 @@ def listening(table: str) -> Iterator[Listening]:
     except OSError as error:
         if error.errno in OUR_OWN_TROUBLE:
             raise  # a port must not look free because we ran out of descriptors
-        # else no IPv6, say
+        # else the table is missing, for example without IPv6

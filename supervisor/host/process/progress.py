@@ -29,11 +29,11 @@ class Progress:
     rss: int = 0
     file_bytes: int = 0
     stage: str = ""  # the last line of its log
-    stage_share: float | None = None  # how much of it is done, as that line says; None: it doesn't
+    stage_share: float | None = None  # the share done, according to that line; None: unknown
 
 
 def read_progress(roots: Iterable[int], log: Path) -> Progress:
-    """Look at a starting worker. Blocks for a few milliseconds. Raises OSError only when we are out of descriptors."""
+    """Measure a starting worker's progress. Blocks for a few milliseconds. Raises OSError only when we are out of descriptors."""
     tree = ProcessTable.scan().tree(roots)
     try:
         log_size = log.stat().st_size
@@ -54,7 +54,7 @@ def read_progress(roots: Iterable[int], log: Path) -> Progress:
 
 
 def stage_share(line: str) -> float | None:
-    """The share that is done according to a line of a log: "45%", or llama.cpp's dots, one for each percent. None: unknown."""
+    """The share done according to a log's line: "45%", or llama.cpp's dots, one for each percent. None: unknown."""
     if _PROGRESS_WORDS.search(line) and (found := _PERCENT.findall(line)):
         return min(1.0, int(found[-1]) / 100)
     if _DOTS.fullmatch(line):

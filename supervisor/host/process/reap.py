@@ -1,14 +1,13 @@
 """One daemon per state directory; at its start it kills the processes that an earlier one left running.
 
 The instance is the file `instance.lock` itself: its id is made of the file's device and inode, so a copied directory is
-another instance, and as long as a daemon holds the file locked no other file can have them.
+another instance, and while a daemon has the file locked, no other file can have this id.
 
 Workers are recognised by marks in their environment, which every descendant inherits. A program that overwrites its
 environment to change its title (vLLM's engine does) is still recognised by its output: its shim opened and locked the log
 file, and only a process that inherited this open file shows the lock. A process that opens the log by its path doesn't. All
 processes below a recognised one belong to it; processes of a living daemon are left alone. Processes are signalled only through
-a pidfd, after their start time and mark were read again once it was open; so a reused pid can't get a signal meant for
-another.
+a pidfd. Once it is open, their start time and mark are read again, so no signal reaches another process that reuses the pid.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Mark:
         return {INSTANCE_VARIABLE: self.instance, **worker}
 
     def on(self, pid: int) -> bool:
-        """Does this process carry it? False where that can't be read."""
+        """Does this process carry the mark? False if the process can't be read."""
         environment = procfs.environment(pid)
         if any(entry.startswith(f"{INSTANCE_VARIABLE}=".encode()) for entry in environment):
             return all(f"{name}={value}".encode() in environment for name, value in self.environment().items())
@@ -57,7 +56,7 @@ class Mark:
 
 
 def worker_of(pid: int) -> str | None:
-    """The worker ("model:generation") that a process belongs to; None: unknown, or to none."""
+    """The worker ("model:generation") that a process belongs to; None: none, or unknown."""
     marks = (entry.partition(b"=") for entry in procfs.environment(pid))
     return next((os.fsdecode(value) for name, _, value in marks if name == WORKER_VARIABLE.encode()), None)
 
@@ -78,7 +77,7 @@ def marked(mark: Mark) -> list[Proc]:
 
 
 def open_same(proc: Proc, mark: Mark | None) -> int | None:
-    """A pidfd of exactly this process; None when it is gone, its pid was reused, or it lost the mark (if there is one)."""
+    """A pidfd of exactly this process; None: it is gone, its pid was reused, or it lost the mark (if one is given)."""
     try:
         pidfd = os.pidfd_open(proc.pid)
     except OSError:
@@ -100,10 +99,10 @@ def below_daemon(pid: int) -> bool:
 
 
 class Hunt:
-    """Kills all that carry a mark and all below them, round by round, until the last of them is gone.
+    """Kills all processes that carry a mark, and all below them, round by round, until all are gone.
 
-    A dying process loses its environment, and with it the mark, before it frees its memory and files. So each one found is
-    held by a pidfd, which becomes readable only when the process is dead.
+    A dying process loses its environment, and with it the mark, before it frees its memory and files. So the hunt opens a
+    pidfd of each process found, which becomes readable only when the process is dead.
     """
 
     def __init__(
@@ -113,12 +112,12 @@ class Hunt:
         self._groups = tuple(groups)
         self._spare = spare
         self._pidfds: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
-        self.commands: dict[int, str] = {}  # of all that were found
+        self.commands: dict[int, str] = {}  # command lines of all processes found
 
     def round(self, wait_s: float, adopted: Iterable[Proc] = ()) -> bool:
-        """SIGKILL all, then wait at most `wait_s` until they are gone. False: none was left. Blocks.
+        """SIGKILL all, then wait at most `wait_s` until all are gone. False: none was left. Blocks.
 
-        `adopted` are killed too, with all below them, whether they carry the mark or not.
+        The processes in `adopted` are killed too, with all below them, even without the mark.
         """
         for group in self._groups:
             cgroup.kill(group)
@@ -131,7 +130,7 @@ class Hunt:
             self._open_pidfd(table[pid], None)
         found = bool(self._pidfds)
         for pidfd in self._pidfds.values():
-            with contextlib.suppress(OSError):  # dead, or another user's by now
+            with contextlib.suppress(OSError):  # the process is dead, or belongs to another user by now
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._wait_for_exits(time.monotonic() + wait_s)
         return found
@@ -142,7 +141,7 @@ class Hunt:
             return
         if (pidfd := open_same(proc, mark)) is not None:
             self._pidfds[key] = pidfd
-            self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
+            self.commands[proc.pid] = procfs.command(proc.pid)  # a dead process has no command line
 
     def _wait_for_exits(self, deadline: float) -> None:
         poller = select.poll()
@@ -159,11 +158,11 @@ class Hunt:
 
     @property
     def surviving(self) -> frozenset[int]:
-        """Pids that were signalled and live."""
+        """The pids of processes that survived the signal so far."""
         return frozenset(pid for pid, _ in self._pidfds)
 
     def close(self) -> None:
-        """Give the pidfds back. Harmless when repeated."""
+        """Close the pidfds. Harmless when repeated."""
         while self._pidfds:
             os.close(self._pidfds.popitem()[1])
 
@@ -178,7 +177,7 @@ class Reaped:
 
 
 def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float = 5.0) -> list[Reaped]:
-    """Kill every process that an earlier daemon of this instance left, and wait until they are gone.
+    """Kill all processes that an earlier daemon of this instance left, and wait until they are gone.
 
     Blocks, usually for milliseconds, at most about `wait_s`. Call it under the instance's lock, before the first spawn.
     `logs` is the directory of the workers' log files.
@@ -197,7 +196,7 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLock:
-    """A state directory that is ours until `close`, here and in a successor that got the descriptor.
+    """The lock on a state directory, until `close` here and in a successor that got the descriptor.
 
     The kernel releases it even after SIGKILL. The id marks the processes of this instance.
     """
@@ -207,11 +206,11 @@ class InstanceLock:
 
     @classmethod
     def inherited(cls, descriptor: int) -> Self:
-        """The lock that the predecessor held. It belongs to the open file, so it never is anybody else's."""
+        """The predecessor's lock. It belongs to the open file, so no other process can have taken it meanwhile."""
         return cls(instance_of(descriptor), os.fdopen(descriptor, "r+b", buffering=0))
 
     def sign(self) -> None:
-        """Note the holder in the lock file. In place, because a rename would lose the lock."""
+        """Write this process into the lock file, in place, because a rename would lose the lock."""
         os.pwrite(self.file.fileno(), f"{self.instance} {os.getpid()}".ljust(64).encode() + b"\n", 0)
 
     def close(self) -> None:
@@ -226,7 +225,7 @@ def instance_lock(state_dir: Path) -> Iterator[str]:
 
 
 def take_lock(state_dir: Path) -> InstanceLock:
-    """Hold a state directory. Raises LlmuxError when another daemon holds it, or it can't be written."""
+    """Lock a state directory. Raises LlmuxError if another daemon has locked it, or if it isn't writable."""
     path = state_dir / LOCK
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -250,6 +249,6 @@ def take_lock(state_dir: Path) -> InstanceLock:
 
 
 def instance_of(lock: int) -> str:
-    """The id of the instance whose lock file is open here."""
+    """The id of the instance with this open lock file."""
     status = os.fstat(lock)
     return f"{status.st_dev:x}-{status.st_ino:x}"

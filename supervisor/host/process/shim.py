@@ -10,16 +10,16 @@ The daemon holds the other end of stdin. The line `term` asks the tree to end (o
 `kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Anything that the worker runs
 outside its processes, such as a container, is ended by the daemon, or here if the daemon is dead.
 
-A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
-the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
-(`{"kept": true}` says that it is), and `adopt PID` says whose death counts from then on. Without an `adopt` in time the
-old daemon's death counts again.
+A daemon that hands its workers over passes stdin and stdout to its successor, so one of the two daemons always has the
+other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
+(`{"kept": true}` confirms it). After `adopt PID` the death of this process ends the tree. Without an `adopt` in time the old
+daemon's death ends it again.
 
 Reports are JSON lines on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "step": …, "text": …}`;
 `{"exited": code}` for the leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The
-step is `setup` or `fork` where the machine refused something, `cwd` or `exec` where the order may be wrong.
+step is `setup` or `fork` if the machine refused a resource, `cwd` or `exec` if the order may be wrong.
 
-Where no log can be written, on a full disk for one, the worker runs without: `{"pid": 1, "unlogged": reason}`.
+If no log can be written, for example on a full disk, the worker runs without: `{"pid": 1, "unlogged": reason}`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def report(**fact: object) -> bool:
-    """Send a report. False: the daemon is gone, which end of file on stdin shows, too."""
+    """Send a report. False: the daemon has ended; end of file on stdin shows that, too."""
     try:
         os.write(1, json.dumps(fact).encode() + b"\n")
     except BrokenPipeError:
@@ -99,9 +99,9 @@ class Shim:
         self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self.is_ending = False
-        self.orphaned = False  # no daemon is there any more; while it dies, its end of the pipe may still be open
+        self.orphaned = False  # the daemon has ended; while it dies, its end of the pipe may still be open
         self.unfinished = b""  # of a command
-        self.kept_until: float | None = None  # set iff the parent's death doesn't count now, and nobody else's does
+        self.kept_until: float | None = None  # set iff no daemon's death counts now
         self.daemon = -1  # a pidfd of the daemon that adopted this worker
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self.end)
@@ -141,7 +141,7 @@ class Shim:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            return  # it died before the death signal was set
+            return  # the shim died before the death signal was set
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -161,7 +161,7 @@ class Shim:
         os.execvpe(argv[0], argv, self.order["env"])
 
     def serve(self) -> None:
-        """Obeys, reaps and bounds the log until the leader ends or everything has to."""
+        """Handle commands, reap, and bound the log, until the leader ends or the whole tree has to."""
         poller = self.poller
         poller.register(0, select.POLLIN)
         poller.register(self.wakeup, select.POLLIN)
@@ -221,7 +221,7 @@ class Shim:
             signal_tree(signal.SIGTERM)
 
     def adopt(self, pid: int) -> None:
-        """The death of this process ends everything from now on, that of another daemon does not."""
+        """From now on the death of this process ends the tree, and that of another daemon doesn't."""
         try:
             daemon = os.pidfd_open(pid)
         except OSError:  # dead already
@@ -244,7 +244,7 @@ class Shim:
             self.end()
 
     def poll_timeout(self, timeout: int | None) -> int | None:
-        """How long to wait: not beyond the time that the parent's death doesn't count."""
+        """The timeout for the next poll: `timeout`, but not beyond `kept_until`."""
         if self.kept_until is None:
             return timeout
         left = max(0, int((self.kept_until - time.monotonic()) * 1000) + 1)
@@ -258,7 +258,7 @@ class Shim:
             self.watch_daemon(True)
 
     def reap(self) -> bool:
-        """Collects the dead. False when no child is left, dead or alive: the whole tree is gone."""
+        """Reap dead children. False: no child is left, dead or alive, so the whole tree is gone."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -276,7 +276,7 @@ class Shim:
                     signal_tree(signal.SIGTERM)  # the stop program failed: ask in the usual way
 
     def kill_all(self) -> None:
-        """Kill until no process is left, which may be never for one that is stuck in the kernel."""
+        """Kill until no process is left; one that is stuck in the kernel may never end."""
         pause_s = 0.002
         while self.reap():
             if self.order["cgroup"]:
@@ -349,7 +349,7 @@ def main() -> None:
         order, rest = received
         shim = Shim(order)
         shim.main_pid = shim.start(order["argv"])
-    except Exception as error:  # noqa: BLE001  the daemon tells people, whatever it is
+    except Exception as error:  # noqa: BLE001  the daemon reports any error
         step = shim.step if shim else "setup"
         report(failed=getattr(error, "errno", None) or errno.EINVAL, step=step, text=str(error))
         return

@@ -1,4 +1,4 @@
-"""A worker's log, which its shim begins and bounds. Standard library only.
+"""A worker's log, which its shim creates and bounds. Standard library only.
 
 Workers write directly to the file: a pipe could block them, or be held open by a grandchild. A log over its limit is
 shortened: the last half is copied to `LOG.1`, and the file truncated.
@@ -27,7 +27,7 @@ class Log:
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
         self.limit = limit
-        self.trouble = ""  # why nothing is logged
+        self.trouble = ""  # the reason why nothing is logged
         try:
             self.fd = begin_log(path)
         except OSError as error:
@@ -40,7 +40,7 @@ class Log:
             libc.inotify_add_watch(self.inotify, os.fsencode(path), IN_MODIFY)
 
     def look(self) -> None:
-        """Shortens a log over its limit and sets `pause_ms` by how fast it grows."""
+        """Shorten a log over its limit, and set `pause_ms` by its growth."""
         size = os.fstat(self.fd).st_size
         fast = size - self.size > self.limit // 16
         self.pause_ms = LOOK_MIN_MS if fast else min(self.pause_ms * 2, LOOK_MAX_MS)
@@ -74,13 +74,13 @@ def begin_log(path: str) -> int:
         os.replace(path, path + ".1")
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, b"\n")  # a full disk often takes a file, but nothing in it
+        os.write(fd, b"\n")  # a full disk often accepts a new file, but no content
         os.ftruncate(fd, 0)
     except OSError:
         os.close(fd)
         raise
     try:  # noqa: SIM105  contextlib would cost memory, too
-        fcntl.flock(fd, fcntl.LOCK_SH)  # shows that whoever inherits it belongs to the worker: see reap.py
+        fcntl.flock(fd, fcntl.LOCK_SH)  # marks processes that inherit it as the worker's: see reap.py
     except OSError:
         pass  # a file system without locks
     return fd

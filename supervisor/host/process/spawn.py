@@ -1,4 +1,4 @@
-"""Starts a worker below a shim (see shim.py), which reads its order as one line; marks make every descendant findable.
+"""Starts a worker below a shim (see shim.py), which reads its launch order as one line; marks identify all descendants.
 
 Shims should be started by the main thread: each gets its parent-death signal when the *thread* that spawned it ends.
 """
@@ -31,9 +31,9 @@ class SpawnOrder:
     The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes on
     disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `leftovers`: the note
     (leftover_containers.py) that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that
-    shim and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of
-    them below 3; without, it reads nothing and writes its log. `dies_first`: out of memory, the kernel should end it before
-    others; without, it stands with the kernel as we do.
+    shim and worker hold open as long as they live. `stdio`: our descriptors, none below 3, for the worker's stdin, stdout
+    and stderr; None: it reads nothing and writes its log. `dies_first`: out of memory, the kernel should kill the worker before
+    other processes; without it, the worker keeps our oom_score_adj.
     """
 
     instance: str
@@ -107,7 +107,7 @@ async def _start_worker(order: SpawnOrder) -> WorkerProcess:
         raise SpawnError(f"it did not start within {SPAWN_LIMIT_S:.0f} s") from error
     except SpawnError:
         worker.abandon()
-        await worker.ends_within(1.0)  # so that nothing of it is left when the caller learns of it
+        await worker.ends_within(1.0)  # so that no process is left when the caller gets the error
         raise
     except asyncio.CancelledError:  # the loop closes: nobody else cancels this task
         worker.abandon()
@@ -118,7 +118,7 @@ async def _start_worker(order: SpawnOrder) -> WorkerProcess:
 def _start_shim(order: SpawnOrder, mark: Mark) -> subprocess.Popen[bytes]:
     env = mark.environment()
     if "LD_LIBRARY_PATH" in os.environ:
-        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # where Python itself was started with its help
+        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # Python itself may need it
     # A session of its own: Ctrl-C in the daemon's terminal is the daemon's to handle.
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(SHIM), order.worker],

@@ -1,4 +1,4 @@
-"""Work in a thread, where the machine allows one."""
+"""Runs work in a thread; reports a machine that allows no more threads as OSError."""
 
 from __future__ import annotations
 

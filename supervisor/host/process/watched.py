@@ -1,7 +1,7 @@
-"""Runs a command of `llmux` in a process of its own, and follows its output. So the daemon never imports the hub's client.
+"""Runs a command of `llmux` in a separate process and reads its output. So the daemon never imports the hub's client.
 
-The command ends at the end of its standard input, so it ends with the daemon, however the daemon ends. Its standard output is
-lines of JSON. The last lines of its standard error explain a failure.
+The command ends at the end of its standard input, so it ends together with the daemon. Its standard output is lines of JSON.
+The last lines of its standard error explain a failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnText = Callable[[str], None]
 async def run(words: tuple[str, ...], on_line: OnLine, on_text: OnText = lambda _: None) -> None:
     """Run `llmux` with these words. `on_line` gets each line of standard output, `on_text` each line of standard error.
 
-    Cancelling kills the command and its children. Raises UnavailableError with its last lines if it fails.
+    Cancelling kills the command and its children. Raises UnavailableError with the last lines if the command fails.
     """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "supervisor.cli", *words)
@@ -49,7 +49,7 @@ async def run(words: tuple[str, ...], on_line: OnLine, on_text: OnText = lambda 
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its own group: it began a session
+                os.killpg(process.pid, signal.SIGKILL)  # the command leads its own process group
             await process.wait()
     if code:
         raise UnavailableError("; ".join(last) or f"llmux {words[0]} ended with {code}")
