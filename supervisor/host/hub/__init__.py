@@ -1,1 +1,1 @@
-"""Model hubs: what a repository has, and how its files are fetched."""
+"""Model hubs: the listings of repositories, and downloads of their files."""

@@ -1,9 +1,9 @@
 """Downloads one file of known size and hash from any server; an interrupted download costs as little as possible.
 
-    <folder>/<file>                 complete: it takes its place only with this size and hash
+    <folder>/<file>                 complete: moved to this path only with the right size and hash
     <folder>/<file>.<hash>.part     incomplete; the next attempt requests the rest
 
-An `Origin` opens the connection to the server, so that credentials never reach this module, and it words the failures.
+An `Origin` opens the connection to the server, so that credentials never reach this module, and words the failures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that somebody serves. `size` in bytes; `digest` is its sha256, or sha1 with a header as git makes it."""
+    """A file on a server. `size` in bytes; `digest` is its sha256, or git's sha1 of a blob."""
 
     name: str
     size: int
@@ -43,24 +43,24 @@ class File:
         return len(self.digest) == 40
 
     def part(self, folder: Path) -> Path:
-        """The incomplete file."""
+        """The path of the incomplete file."""
         path = folder / self.name
         return path.with_name(f"{path.name}.{self.digest[:12]}.part")
 
     def is_of(self, path: Path) -> bool:
-        """Does the file there have this content? Reads all of it."""
+        """Does the file at `path` have this content? Reads the whole file."""
         with path.open("rb") as file:
             return path.stat().st_size == self.size and self.is_content(file)
 
     def is_content(self, stream: BufferedReader | BytesIO) -> bool:
-        """Does it have this content?"""
+        """Does the stream have this content?"""
         header = b"blob %d\0" % self.size
         hashed = hashlib.sha1(header) if self.is_git_blob else hashlib.sha256()  # noqa: S324  # git's choice
         return hashlib.file_digest(stream, lambda: hashed).hexdigest() == self.digest
 
 
 class Response(Protocol):
-    """A response of which nothing is read yet."""
+    """A response whose body is still unread."""
 
     status_code: int
 
@@ -71,9 +71,9 @@ class Response(Protocol):
 class Origin:
     """The server of a file.
 
-    `ask` requests the file with these headers and follows redirects. It raises for a status that is an error, by an exception
-    that has the `response`; the others that it raises are no OSError. These are worth another attempt, and so is a status
-    in `passing`. `explained` words the error that ends the download.
+    `ask` requests the file with these headers and follows redirects. For an error status it raises an exception
+    with a `response`; its other exceptions are no OSError. Another attempt follows after these, and after a status in
+    `passing`. `explained` words the error that ends the download.
     """
 
     ask: Callable[[Mapping[str, str]], AbstractContextManager[Response]]
@@ -81,16 +81,16 @@ class Origin:
     explained: Callable[[Exception], LlmuxError]
 
     def check(self, error: Exception, fruitless: int) -> None:
-        """Raises LlmuxError where another attempt is useless, after so many in a row without a byte."""
+        """Raises LlmuxError if another attempt is useless, after `fruitless` ones in a row without a byte."""
         status = getattr(getattr(error, "response", None), "status_code", None)
         if fruitless == ATTEMPTS or (status is not None and status not in self.passing):
             raise self.explained(error) from error
 
 
 def fetch(file: File, folder: Path, fill: Callable[[Path], None], wrong: LlmuxError, notify: Notify) -> Path:
-    """Let `fill` complete the part, check it, and put it in its place; its path. Blocks.
+    """Let `fill` complete the part, check its hash, and move it to the file's path, which is returned. Blocks.
 
-    Raises `wrong` where the file comes twice with another hash, what `fill` raises, and OSError.
+    Raises `wrong` if the hash is wrong twice, the errors of `fill`, and OSError.
     """
     path, part = folder / file.name, file.part(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def resume(
     stop: threading.Event,
     on_progress: Callable[[int], None] = lambda _there: None,
 ) -> None:
-    """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come. Blocks.
+    """Fill `part` up to the file's size, with any number of connections, as long as bytes arrive. Blocks.
 
     `on_progress` gets the size of the part as it grows. Raises the origin's errors; OSError of the disk, InterruptedError once
     `stop` is set: the part stays.
@@ -130,8 +130,8 @@ def resume(
             problem: Exception = EOFError("the answer ended early")
             try:
                 _append_rest(file, out, origin, stop, on_progress)
-            except Exception as error:  # whatever broke, what has come is kept and checked
-                if isinstance(error, OSError) and not hasattr(error, "response"):  # the disk's, or it was stopped
+            except Exception as error:  # after any error the received bytes are kept and checked
+                if isinstance(error, OSError) and not hasattr(error, "response"):  # a disk error, or `stop` is set
                     raise
                 problem = error
             if (now := out.tell()) >= file.size:
@@ -149,7 +149,7 @@ def pause(fruitless: int, stop: threading.Event) -> None:
 
 
 def read_up_to(response: Response, size: int) -> bytes:
-    """The first bytes of its body, at most so many; little more is read."""
+    """The first `size` bytes of the body; little more is read."""
     found = bytearray()
     for chunk in response.iter_bytes():
         found += chunk
@@ -159,7 +159,7 @@ def read_up_to(response: Response, size: int) -> bytes:
 
 
 def line_of(error: BaseException) -> str:
-    """The first line: what went wrong, without advice."""
+    """The first line of an error: the cause, without advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -177,5 +177,5 @@ def _append_rest(
                 raise InterruptedError
             out.write(chunk[: file.size - out.tell()])
             on_progress(out.tell())
-            if out.tell() == file.size:  # the rest would be none of it
+            if out.tell() == file.size:  # further bytes don't belong to the file
                 break

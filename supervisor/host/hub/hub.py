@@ -1,9 +1,9 @@
 """Listings of a model hub: the files of a repository at one commit, with their sizes and hashes.
 
-The hub's client knows the endpoint and the person's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once,
-and all files are of the commit that it had then. host/hub/hub_download.py gets them.
+The hub's client knows the endpoint and the user's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once, and
+all files are of its commit at that moment. host/hub/hub_download.py fetches the files.
 
-A hub may be anybody's. Its answers are read up to a limit, and its names lead nowhere but into the model's folder.
+A hub isn't trusted: its answers are read up to a limit, and its file names stay within the model's folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LISTING_BYTES: Final = 32 << 20
 """The limit for all pages of a listing together, each counted as at least `PAGE_BYTES`: some 100 000 files."""
 PAGE_BYTES: Final = 64 * 1024
 DESCRIPTION_BYTES: Final = 16 << 20
-"""The limit for a file that is read here."""
+"""The limit for a file that `content` reads."""
 OWN: Final = ".llmux-pull"
 """The names of llmux's own files in a model's folder begin with this."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -39,7 +39,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REFUSED: Final = (401, 403)
 PASSING: Final = (408, 429, *range(500, 600))  # worth another attempt
 
-# Not needed beside safetensors: the same weights for other programs, and in other layouts.
+# Not needed in addition to safetensors: the same weights for other programs, and in other layouts.
 OTHER_WEIGHTS: Final = (
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "*.tflite", "*.gguf"),
     *("onnx/*", "openvino/*", "original/*", "metal/*", "coreml/*", "flax/*", "runs/*"),
@@ -48,7 +48,7 @@ SAFETENSORS: Final = ("model.safetensors", "model.safetensors.index.json")
 
 
 class HubError(LlmuxError):
-    """The hub doesn't give a file; the message has the remedy."""
+    """The hub doesn't serve a file; the message has the remedy."""
 
     code = "hub_unavailable"
 
@@ -68,7 +68,7 @@ class Listing:
         return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
 
     def origin(self, file: File) -> Origin:
-        """The hub, as a downloader asks it for the file. No other host that it redirects to gets the person's token."""
+        """The origin of the file for a downloader. Other hosts, after a redirect, don't get the user's token."""
         ask = functools.partial(answer, self.url(file))
         return Origin(ask, PASSING, lambda error: explained(error, self.repo, self.commit))
 
@@ -77,12 +77,12 @@ class Listing:
 def answer(
     url: str, headers: Mapping[str, str] | None = None, params: Mapping[str, str] | None = None
 ) -> Iterator[Any]:
-    """A response of which nothing is read yet. Raises the client's errors, which hold nothing of its body."""
+    """A response whose body is still unread. Raises the client's errors, which hold nothing of the body."""
     hub = client()
     with hub.utils.get_session().stream(
         "GET",
         url,
-        params=params or None,  # none takes those of the address away
+        params=params or None,  # an empty dict would remove the query of the URL
         headers={**hub.utils.build_hf_headers(), **(headers or {})},
         timeout=TIMEOUT_S,
         follow_redirects=True,
@@ -94,7 +94,7 @@ def answer(
 
 
 def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
-    """The answers of the hub's API: one JSON value for each page. Blocks. Raises HubError."""
+    """The pages of an answer of the hub's API, as JSON values. Blocks. Raises HubError."""
     endpoint = client().constants.ENDPOINT
     url, left = f"{endpoint}/api/{path}", LISTING_BYTES
     try:
@@ -105,7 +105,7 @@ def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
             yield json.loads(text)
             left -= max(len(text), PAGE_BYTES)
             url, params = urljoin(url, following) if following else "", {}
-            if not url.startswith(f"{endpoint}/"):  # the person's token goes nowhere else
+            if not url.startswith(f"{endpoint}/"):  # no other host gets the user's token
                 url = ""
     except RecursionError as error:
         raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
@@ -114,7 +114,7 @@ def pages(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
 
 
 def content(listing: Listing, file: File) -> bytes:
-    """A small file, not kept. Blocks. Raises HubError."""
+    """The content of a small file, not kept on disk. Blocks. Raises HubError."""
     what = f"{listing.repo}: {file.name}"
     try:
         with answer(listing.url(file)) as response:
@@ -127,11 +127,11 @@ def content(listing: Listing, file: File) -> bytes:
 
 
 def head(listing: Listing, file: File, size: int) -> bytes:
-    """The first bytes of a file, at most so many. Blocks. Raises HubError."""
+    """The first `size` bytes of a file, or fewer. Blocks. Raises HubError."""
     headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
     try:
         with answer(listing.url(file), headers) as response:
-            return read_up_to(response, size)  # a hub that knows no ranges sends it all
+            return read_up_to(response, size)  # a hub without ranges sends the whole file
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
 
@@ -152,16 +152,16 @@ def look(source: Source) -> Listing:
 
 
 def commit_of(repo: str, commit: object) -> str:
-    """A commit that the hub names. Raises HubError for a name that is none, and could lead out of a folder."""
+    """Check a commit that the hub names. Raises HubError for anything else, which could lead out of a folder."""
     if isinstance(commit, str) and _COMMIT.fullmatch(commit):
         return commit
     raise HubError(f"{repo}: the hub doesn't tell its commit; is it a model hub?")
 
 
 def file_of(repo: str, name: object, size: object, digest: object) -> File:
-    """A file that the hub lists.
+    """Check a file that the hub lists.
 
-    Raises HubError for a name that leads out of the folder, that llmux has for itself, or that nobody can read.
+    Raises HubError for a name that leads out of the folder, that llmux reserves, or that isn't printable.
     """
     place = PurePosixPath(name if isinstance(name, str) else "")
     is_own = str(place).startswith(OWN)
@@ -174,7 +174,7 @@ def file_of(repo: str, name: object, size: object, digest: object) -> File:
 
 
 def _read_all(response: Response, size: int, what: str) -> bytes:
-    """The body of an answer. Raises HubError for one that is longer."""
+    """The body of an answer. Raises HubError if it is longer than `size`."""
     found = read_up_to(response, size + 1)
     if len(found) > size:
         raise HubError(f"{what} is longer than {size} bytes; don't use it.")
@@ -182,7 +182,7 @@ def _read_all(response: Response, size: int, what: str) -> bytes:
 
 
 def client() -> ModuleType:
-    """The hub's client. Raises HubError where it can't be loaded."""
+    """The hub's client library. Raises HubError if it can't be loaded."""
     try:
         import huggingface_hub  # noqa: PLC0415  # loading it takes longer than most commands
         import huggingface_hub.constants  # noqa: PLC0415
@@ -197,7 +197,7 @@ def client() -> ModuleType:
 
 
 def _select_files(source: Source, names: Sequence[str]) -> list[str]:
-    """The wanted files. Raises HubError for a pattern that fits none."""
+    """The wanted files. Raises HubError for a pattern without a match."""
     if source.files:
         chosen: list[str] = []
         for pattern in source.files:

@@ -1,8 +1,8 @@
 """Fetches the files of a hub's listing into a folder.
 
 There are two downloaders. Ours (host/hub/download.py) resumes. The hub's own fetches files stored as Xet, and files above 50 GB,
-which plain requests don't get; it keeps nothing of an interrupted file. Either way a file takes its place only when its size
-and hash are those that the hub lists. Beside the files and their parts there are:
+which plain requests don't get; it keeps nothing of an interrupted file. Either way a file is moved to its path only with the
+size and hash that the hub lists. Besides the files and their parts there are:
 
     <folder>/.llmux-pull.hub/<hash>/    the work folder of the hub's own downloader
     <folder>/.llmux-pull.json           the hashes and their times, so that no file is hashed twice
@@ -33,7 +33,7 @@ WORK_FOLDER: Final = f"{OWN}.hub"
 AT_ONCE: Final = 4
 HEEDS_CTRL_C_S: Final = 0.5
 BESIDE_BYTES: Final = 16 << 20
-"""The hub's own downloader may write so much more than the file has: its logs and records."""
+"""The hub's own downloader may write this much besides the file: its logs and records."""
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ def recorded(folder: Path) -> list[str]:
 
 
 def forget(folder: Path, names: Sequence[str]) -> None:
-    """Let the record say that these were never fetched; where nothing is left of it, it goes. Raises OSError."""
+    """Delete these files from the record, and an empty record itself. Raises OSError."""
     left = {name: mark for name, mark in _record_of(folder).items() if name not in names}
     if left:
         _write_record(folder, left)
@@ -54,12 +54,12 @@ def forget(folder: Path, names: Sequence[str]) -> None:
 
 
 def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
-    """Does the hub's own downloader fetch this file? Ours finishes a file that it has begun and can finish."""
+    """Does the hub's own downloader fetch this file? Ours finishes files that it has begun, if it can."""
     return size > largest_plain or (xet and not begun)
 
 
 class Copy:
-    """The local copy of a listing: the files that are there, and how the rest is fetched."""
+    """The local copy of a listing: checks the present files and fetches the missing ones."""
 
     def __init__(self, listing: Listing, folder: Path) -> None:
         self.listing = listing
@@ -69,15 +69,15 @@ class Copy:
         self._with_hub: File | None = None
 
     def missing(self, *, verify: bool = False) -> list[File]:
-        """Files that are missing, incomplete or wrong. Hashes those not hashed before; with `verify`, all."""
+        """Files that are missing, incomplete or wrong. Hashes files not hashed before; with `verify`, all."""
         record = _record_of(self.folder)
         return [file for file in self.listing.files if not self._is_there(file, record, verify=verify)]
 
     def size_there(self, file: File) -> int:
-        """How many bytes have come of a file that was missing. Cheap."""
+        """The bytes received so far of a file that was missing. Cheap."""
         if file.name in self._fetched:
             return file.size
-        with contextlib.suppress(OSError):  # it may be moved meanwhile
+        with contextlib.suppress(OSError):  # the file may be moved meanwhile
             if file == self._with_hub:
                 sizes = [path.stat().st_size for path in self._work_folder(file).rglob("*") if path.is_file()]
                 return min(max(sizes, default=0), file.size)
@@ -85,10 +85,10 @@ class Copy:
         return 0
 
     def clear(self) -> None:
-        """Remove the files that the hub's own downloader left when it was killed: it can't use them again."""
+        """Remove the files of a killed download by the hub's own downloader, which can't resume."""
         if (self.folder / WORK_FOLDER).exists():
             with contextlib.suppress(OSError), (self.folder / LOCK).open("wb") as file:
-                if lock(file):  # else another pull is at it
+                if lock(file):  # else another pull is running
                     shutil.rmtree(self.folder / WORK_FOLDER)
 
     def fetch(self, files: Sequence[File], notify: Notify) -> None:
@@ -100,7 +100,7 @@ class Copy:
             locked(self.folder / LOCK, waiting) as waited,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads,
         ):
-            if waited:  # the other pull has most likely fetched them
+            if waited:  # the other pull has most likely fetched the files
                 missing = self.missing(verify=True)
                 self._fetched.update(file.name for file in files if file not in missing)
                 files = [file for file in files if file in missing]
@@ -116,7 +116,7 @@ class Copy:
                     threads, lambda file: self._fetch_file(file, notify, stop), [f for f in files if not hubs[f]]
                 ):
                     pass
-                for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
+                for file in [file for file in files if hubs[file]]:  # in this thread, because Ctrl-C interrupts it
                     notify(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
                     self._fetch_file(file, notify, stop, by_hub=True)
             except BaseException:
@@ -156,11 +156,11 @@ class Copy:
             return found.xet_file_data is not None
 
     def _download_by_hub(self, file: File, part: Path) -> None:
-        """Let the hub's own downloader fill `part`. It works aside, because it removes an older file first."""
+        """Let the hub's own downloader fill `part`, in a work folder, because it removes an older file first."""
         hub, listing = client(), self.listing
         if part.exists() and part.stat().st_size == file.size:
-            return  # interrupted before it was hashed
-        part.unlink(missing_ok=True)  # of no use, and its space is counted as free
+            return  # complete, but interrupted before the check
+        part.unlink(missing_ok=True)  # useless here, and its space was counted as free
         hub.utils.disable_progress_bars()
         self._with_hub = file
         try:
@@ -181,7 +181,7 @@ class Copy:
             shutil.rmtree(self.folder / WORK_FOLDER, ignore_errors=True)
 
     def _hubs_own_error(self, file: File, error: BaseException) -> HubError:
-        """Why the hub's own downloader failed, with the remedy."""
+        """The error of the hub's own downloader, with the remedy."""
         hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
         if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in REFUSED:
             return explained(error, self.listing.repo, self.listing.commit)
@@ -219,7 +219,7 @@ class Copy:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Within the block, no file of this process grows beyond that: writing fails."""
+    """Within the block, no file of this process grows beyond `size`: writing fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limits = [limit for limit in (size, soft) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), hard))
@@ -245,7 +245,7 @@ def _write_record(folder: Path, record: dict[str, list[object]]) -> None:
 def _map_interruptible(
     threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Sequence[File]
 ) -> Iterator[_T]:
-    """As the pool's `map`, but Ctrl-C ends it soon: one that comes just before an endless wait is noticed after it."""
+    """As the pool's `map`, but short waits, so that Ctrl-C is noticed soon: during an endless wait it may not be."""
     for future in [threads.submit(function, file) for file in files]:
         while not wait((future,), HEEDS_CTRL_C_S).done:
             pass
@@ -253,6 +253,6 @@ def _map_interruptible(
 
 
 def _identity_of(path: Path, file: File) -> list[object]:
-    """The identity of a file that was hashed."""
+    """The identity of a hashed file: digest, size and modification time."""
     stat = path.stat()
     return [file.digest, stat.st_size, stat.st_mtime_ns]

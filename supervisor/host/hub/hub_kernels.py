@@ -1,8 +1,8 @@
 """Kernels from the hub, put where a worker's package `kernels` looks for them (runtimes/adapters/hub_kernels.py).
 
-The layout is that of the hub's own cache, which the package reads when it may not ask the hub. A version is found only
-through its file in `refs`, which is written last: an incomplete one is never used, and an older commit serves until the
-next one is complete. Files are in the snapshot itself rather than behind links, which makes no difference to the package.
+The layout is that of the hub's own cache, which the package reads when offline. The package finds a version only through its
+file in `refs`, which is written last: an incomplete version is never used, and an older commit serves until the next one is
+complete. Files are in the snapshot itself rather than behind links, which makes no difference to the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from supervisor.host.store.files import replacing
 
 
 def look(kernel: Kernel, build: Build) -> hub.Listing:
-    """List the variants that an environment of this build can load. Raises HubError, also where there is none."""
+    """List the variants that an environment of this build can load. Raises HubError, also if there is none."""
     commit = _commit_of(kernel)
     found = []
     try:
@@ -40,12 +40,12 @@ def look(kernel: Kernel, build: Build) -> hub.Listing:
 
 
 def snapshot(cache: Path, listing: hub.Listing) -> Path:
-    """The folder of its files."""
+    """The folder of the listing's files."""
     return _repo_folder(cache, listing.repo) / "snapshots" / listing.commit
 
 
 def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
-    """Let workers use this commit, whose files are complete. Raises OSError."""
+    """Let workers use this commit, once its files are complete. Raises OSError."""
     ref = _repo_folder(cache, kernel.repo) / "refs" / kernel.branch
     ref.parent.mkdir(parents=True, exist_ok=True)
     with replacing(ref) as fresh:

@@ -1,1 +1,1 @@
-"""Media of prompts: fetched from checked addresses, opened in a process of its own."""
+"""Media of prompts: fetched from checked addresses, opened in a separate process."""

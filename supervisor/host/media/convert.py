@@ -1,5 +1,5 @@
-"""Converts documents and pictures of clients in a separate process, see `convert_child`. Results are kept,
-because an agent sends the documents that it has read again with each turn.
+"""Converts documents and pictures of clients in a separate process, see `convert_child`. Results are cached,
+because an agent sends its documents again with each turn.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ LIMIT_S: Final = 30.0  # of one process
 KEPT_BYTES: Final = 32 << 20
 _CHILD: Final = Path(convert_child.__file__)
 _EXTRA: Final = "media,heif"
-_NAMES: Final = {"pdf": "document", "picture": "image"}  # Claude Code goes on without what couldn't be processed
+_NAMES: Final = {"pdf": "document", "picture": "image"}  # words by which Claude Code recognises and drops failed media
 
 
 @cache
 def documents() -> tuple[str, ...]:
-    """The kinds of documents that become text here, as media types. Plain text needs nothing; the rest is an extra."""
+    """The media types of documents that can become text here. All but plain text need an extra."""
     return ("text/plain", "application/pdf") if find_spec("pypdf") else ("text/plain",)
 
 
 class Converter:
-    """One process at a time. Use from one event loop."""
+    """Converts files, one process at a time. Use from one event loop."""
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Semaphore(1)
-        self._results: OrderedDict[bytes, bytes | str] = OrderedDict()  # what became of files, or why nothing did
+        self._results: OrderedDict[bytes, bytes | str] = OrderedDict()  # results, or errors, by digest of the input
         self._results_bytes = 0
 
     async def convert(self, kind: Kind, data: bytes) -> bytes:
-        """A PDF's text, in UTF-8, or a picture as PNG. Raises InvalidRequestError for what can't be opened."""
+        """A PDF's text, in UTF-8, or a picture as PNG. Raises InvalidRequestError for unreadable data."""
         name = sha256(kind.encode() + data).digest()
         found, is_sure = self._results.get(name), True
         if found is None:
@@ -61,7 +61,7 @@ class Converter:
 
 
 async def _run_child(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
-    """What became of it, or why nothing did; and would that be the same another time?"""
+    """The result, or an error; and whether another attempt would give the same."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(_CHILD), kind),
         stdin=asyncio.subprocess.PIPE,

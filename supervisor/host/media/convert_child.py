@@ -1,8 +1,8 @@
-"""Opens files that clients send: text out of PDFs, and pictures as PNG. A process of its own with limits, run as a script.
+"""Opens files that clients send: text out of PDFs, and pictures as PNG. A separate process with limits, run as a script.
 
-Such files can hold anything, so the daemon opens none of them. The process takes a kind as its argument and the file on
-standard input. It prints the result; or, with the exit code `REFUSED` or `MISSING`, the reason on standard error. It ends with
-its parent, or after its limits.
+Such files may be malicious, so the daemon never opens one itself. The process takes a kind as its argument and the file on
+standard input. It prints the result; or, with the exit code `REFUSED` or `MISSING`, the reason on standard error. It ends
+together with its parent, or at its limits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAGES: Final = 500
 TEXT: Final = 1_000_000  # characters of one document
 PR_SET_PDEATHSIG: Final = 1
 REFUSED: Final = 3
-MISSING: Final = 4  # what opens such files isn't installed
+MISSING: Final = 4  # the library for such files isn't installed
 
 
 def text_of(data: bytes) -> bytes:
     """The text of a PDF's pages."""
-    from pypdf import PdfReader  # noqa: PLC0415  # of the extra `media`; only what is asked for is loaded
+    from pypdf import PdfReader  # noqa: PLC0415  # of the extra `media`; loaded only when needed
 
     found: list[str] = []
     pages = PdfReader(io.BytesIO(data)).pages
@@ -45,7 +45,7 @@ def png_of(data: bytes) -> bytes:
     """A picture of any kind, upright, as PNG."""
     from PIL import Image, ImageOps  # noqa: PLC0415
 
-    if data[4:8] == b"ftyp":  # HEIC; newer versions of Pillow know AVIF by themselves
+    if data[4:8] == b"ftyp":  # HEIC; newer versions of Pillow read AVIF themselves
         try:
             from pillow_heif import register_heif_opener  # noqa: PLC0415
         except ImportError:
@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"pdf": text_of, "picture
 
 
 def main() -> int:
-    """See the module."""
+    """Convert standard input; see the module."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
@@ -78,7 +78,7 @@ def main() -> int:
     except MemoryError:
         sys.stderr.write("it takes too much memory")
         return REFUSED
-    except Exception as error:  # noqa: BLE001  # libraries raise whatever a file makes them
+    except Exception as error:  # noqa: BLE001  # a malicious file can make libraries raise anything
         sys.stderr.write(f"{type(error).__name__}: {error}"[:300])
         return REFUSED
     return 0

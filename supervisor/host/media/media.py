@@ -1,7 +1,7 @@
-"""Gets media for prompts: from one address of the network that was checked before, and from files below one folder.
+"""Gets media for prompts: from network addresses that were checked before, and from files below one folder.
 
-A connection goes to exactly the address it is given, even if the name would resolve to another by then; its certificate must
-be valid for the name. `media_wire` does that; only a daemon that fetches imports it.
+A connection goes to exactly the given address, even if the name resolves to another one by then; the certificate must be
+valid for the name. `media_wire` does that; only a daemon that fetches imports it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIELDS: Final = [
 
 @dataclass(frozen=True, slots=True)
 class MediaResponse:
-    """The head of an answer, and its body in pieces, which raise OSError where it breaks off."""
+    """The head of an answer, and its body in pieces; iterating raises OSError if the body breaks off."""
 
     status: int
     location: str | None
@@ -57,7 +57,7 @@ class MediaSource:
         self._tls: ssl.SSLContext | None = None
         self._threads = ThreadPoolExecutor(
             _THREADS, "media"
-        )  # its own: a name server or disk that hangs is in nobody's way
+        )  # separate threads, so that a hanging name server or disk delays nothing else
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
         """The IP addresses of a name. Raises OSError."""
@@ -74,7 +74,7 @@ class MediaSource:
     async def response(
         self, host: str, authority: str, addresses: Sequence[str], port: int, target: str
     ) -> AsyncIterator[MediaResponse]:
-        """GET over TLS from one of these IP addresses as `host`, whose Host header is `authority`. Raises OSError."""
+        """GET over TLS from one of these IP addresses as `host`, with the Host header `authority`. Raises OSError."""
         if self._tls is None:
             self._tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._ca_file)
         from supervisor.host.media import media_wire  # noqa: PLC0415
@@ -96,16 +96,16 @@ class MediaSource:
                 )
 
     async def file(self, folder: Path, path: Path) -> MediaFile:
-        """A file, of which nothing is read yet. Raises OSError; PermissionError if it may not be read.
+        """Open a file, still unread. Raises OSError; PermissionError if it may not be read.
 
-        It must be a regular file that lies below `folder` once all symbolic links are followed.
+        It must be a regular file that lies below `folder` after all symbolic links.
         """
         loop = asyncio.get_running_loop()
         return MediaFile(await loop.run_in_executor(self._threads, _Opened, folder, path), self._threads)
 
 
 class MediaFile:
-    """A file in pieces, which raise OSError: no more of it than the `size` that it had when it was opened."""
+    """A file in pieces, up to the `size` that it had at opening; iterating raises OSError."""
 
     def __init__(self, opened: _Opened, threads: ThreadPoolExecutor) -> None:
         self.size = self._left = opened.size
@@ -125,7 +125,7 @@ class MediaFile:
 
 
 class _Opened:
-    """A descriptor, closed with the last reference: a thread may still read when nobody waits for it any more.
+    """A descriptor, closed with the last reference: a thread may still read after its caller has left.
 
     Opening and reading block. The checked file is the file that is read: an open descriptor follows no changed link.
     """
@@ -134,15 +134,15 @@ class _Opened:
 
     def __init__(self, folder: Path, path: Path) -> None:
         root = os.path.realpath(folder)
-        _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
-        found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
+        _refuse_outside(os.path.realpath(path), root, path)  # before an error could show whether the file exists
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # O_PATH opens no device and wakes no pipe
         try:
             _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
             about = os.fstat(found)
             if not stat.S_ISREG(about.st_mode):
                 raise PermissionError(errno.EACCES, "no file", str(path))
             self.size = about.st_size
-            # Without O_NONBLOCK a lease that another process has on it would hold this thread.
+            # Without O_NONBLOCK another process's lease on the file would block this thread.
             self.fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         finally:
             os.close(found)
@@ -183,7 +183,7 @@ def _header_of(response: httpcore.Response, name: bytes) -> str | None:
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    """The TLS settings. Blocks, also on the import of `media_wire`, so that it is there later. Raises OSError."""
+    """The TLS settings. Blocks, also for importing `media_wire`, so that later imports don't. Raises OSError."""
     import supervisor.host.media.media_wire  # noqa: F401, PLC0415
 
     try:
@@ -199,7 +199,7 @@ async def _body_pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, No
     try:
         async for piece in stream:
             number += 1
-            if number % _AT_ONCE == 0:  # thousands are there already where a server sends it byte by byte
+            if number % _AT_ONCE == 0:  # a server that sends single bytes may have queued thousands of pieces
                 await asyncio.sleep(0)
             yield piece
     except media_wire.TROUBLE as error:
@@ -207,7 +207,7 @@ async def _body_pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, No
 
 
 def _public_error(error: Exception) -> OSError:
-    """The error in words that reveal nothing about this machine's network."""
+    """The error with a message that reveals nothing about this machine's network."""
     from supervisor.host.media import media_wire  # noqa: PLC0415
 
     for cause in causes(error):

@@ -1,8 +1,8 @@
 """One GET over TLS for `media`, by httpcore, which keeps no cookies, follows no redirects, reads no proxies from the
 environment and unpacks nothing. Importing this takes 0.1 s.
 
-A server may send informational answers without end before its own, a few bytes each; the parser handles the bytes of one read
-in one turn of the loop. Until there is a head, reads are therefore small, and all of them together are bounded.
+A server may send endless informational answers before the real one, a few bytes each; the parser handles the bytes of one read
+in one turn of the loop. Until the head is complete, reads are therefore small, and their total is bounded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import httpcore
 
 CONNECT_S: Final = 3.0  # to one of several addresses
 HEAD_LIMIT: Final = 16 * 1024
-_HEAD_PIECE: Final = 2048  # a millisecond's work for the parser, at the most
+_HEAD_PIECE: Final = 2048  # at most a millisecond of parsing
 
 TROUBLE: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
-"""The errors that a connection may raise, also while the body is read."""
+"""The errors that a connection may raise, also while reading the body."""
 UNREACHED: Final = (httpcore.ConnectError, httpcore.ConnectTimeout)
 
 
@@ -36,7 +36,7 @@ async def get(
     target: str,
     fields: Sequence[tuple[bytes, bytes]],
 ) -> httpcore.Response:
-    """The head of the answer of this IP address, which must prove to be `host`. Raises TROUBLE."""
+    """GET from this IP address, which must prove to be `host`; returns once the head has arrived. Raises TROUBLE."""
     url = httpcore.URL(scheme=b"https", host=address.encode("ascii"), port=port, target=target.encode("ascii"))
     extensions = {"sni_hostname": host, "timeout": {"connect": CONNECT_S}}
     response = await connections.handle_async_request(
@@ -61,7 +61,7 @@ class _Backend(httpcore.AnyIOBackend):
 
 
 class _Wire(httpcore.AsyncNetworkStream):
-    """A connection that is read as described above until it `has_head`."""
+    """A connection with small, bounded reads until it `has_head`."""
 
     has_head = False
 
@@ -76,7 +76,7 @@ class _Wire(httpcore.AsyncNetworkStream):
         self._left -= len(piece)
         if self._left < 0:
             raise httpcore.RemoteProtocolError("the head is too long")
-        await asyncio.sleep(0)  # reading does not wait where more is there already
+        await asyncio.sleep(0)  # reading does not wait if more bytes have arrived already
         return piece
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109

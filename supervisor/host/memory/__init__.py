@@ -1,1 +1,1 @@
-"""Devices and their memory, as drivers and the kernel show it."""
+"""Devices and their memory, as drivers and the kernel show these."""

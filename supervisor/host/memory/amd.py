@@ -3,13 +3,14 @@
     /sys/class/kfd/kfd/topology/nodes/N/    the GPUs, in ROCm's order, which ROCR_VISIBLE_DEVICES counts by
     /sys/class/drm/renderDM/device/         mem_info_vram_*, mem_info_gtt_*, gpu_busy_percent, gpu_metrics
 
-An APU computes in main memory: its GTT is a window into it, and its VRAM what the firmware has put aside, which the kernel
-doesn't count as memory any more. ROCm takes its memory from the larger of the two. Where that is GTT, it is one device with
-one budget; see `unified`. Most desktop processors have a small APU that nobody wants models on, so one is used only where the
-configuration lists it. An APU is recognised by its `gpu_metrics`: the format's version is 1 for cards, 2 or more for APUs.
+An APU computes in main memory: its GTT is a window into main memory, and its VRAM a part that the firmware has reserved, which
+the kernel doesn't count as memory any more. ROCm takes its memory from the larger of the two. If that is GTT, the APU is one
+device with one budget; see `unified`. Most desktop processors have a small APU that isn't meant for models, so an APU is used
+only where the configuration lists it. An APU is recognised by its `gpu_metrics`: the format's version is 1 for cards, 2 or
+more for APUs.
 
-Reading needs no permission, computing does: workers open /dev/kfd and /dev/dri/renderDM. A GPU whose files this user can't
-open, or that a container wasn't given, can't be used.
+Reading needs no permission, but workers open /dev/kfd and /dev/dri/renderDM to compute. Without permission for these files, or
+without them in a container, a GPU can't be used.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _NODES: Final = "class/kfd/kfd/topology/nodes"
 
 
 class AmdDriver:
-    """The kernel's driver. Raises DriverUnavailableError where it isn't loaded."""
+    """The kernel's driver. Raises DriverUnavailableError if it isn't loaded."""
 
     def __init__(self, sys: Path | None = None, proc: Path = PROC, host: Callable[[], HostMemory] = HostMemory) -> None:
         self._sys, self._proc, self._host = sys or sys_folder(), proc, host
         self._dev = self._sys.with_name("dev")
-        if not os.path.isdir(self._sys / _NODES):  # noqa: PTH112  # whatever keeps it from being read
+        if not os.path.isdir(self._sys / _NODES):  # noqa: PTH112  # any failure to read it counts as no driver
             raise DriverUnavailableError("the kernel's driver shows none (/sys/class/kfd)")
 
     def find(self) -> tuple[DeviceFound, ...]:
@@ -64,7 +65,7 @@ class AmdDriver:
 def found_at(
     folder: Path, index: int, uuid: str, name: str, unusable: str | None, host: Callable[[], HostMemory]
 ) -> DeviceFound:
-    """The GPU whose figures are in this folder of amdgpu's."""
+    """The GPU with this folder of amdgpu's figures."""
     try:
         vram, gtt = number(folder / "mem_info_vram_total"), number(folder / "mem_info_gtt_total")
     except OSError as error:
@@ -83,7 +84,7 @@ def found_at(
 
 
 def _free_bytes(folder: Path, region: str) -> int:
-    """Bytes that aren't taken. Raises OSError for figures that can't be."""
+    """The free bytes of a region. Raises OSError for impossible figures."""
     total, used = (number(folder / f"mem_info_{region}_{what}") for what in ("total", "used"))
     if not 0 <= used <= total:
         raise OSError(f"{used} of {total} bytes of {region} are taken")

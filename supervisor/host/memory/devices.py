@@ -37,7 +37,7 @@ Wanted = Literal["auto"] | Sequence[DeviceWanted]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The devices found. `notes` say why others are not used."""
+    """The devices found. `notes` have the reasons why others are not used."""
 
     sampler: MemorySampler
     notes: tuple[str, ...]
@@ -48,10 +48,10 @@ class Opened:
 
 
 async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None, named_by: str = "") -> Opened:
-    """Find the devices. `margin_mib` is the default margin, `named_by` the variable that names the devices, if one does.
+    """Find the devices. `margin_mib` is the default margin, `named_by` the variable that names the devices, if any.
 
-    Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem, when a
-    device that was asked for by name is missing; "auto" always finds one.
+    Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with all problems, if a
+    listed device is missing; "auto" always finds one.
     """
     opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find_listed(wanted, margin_mib), []))
     try:
@@ -73,7 +73,7 @@ async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None
 def _find_listed(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[MemoryReader]:
     readers: list[MemoryReader] = []
     problems: list[str] = []
-    pooled: list[str] = []  # whose memory is the machine's
+    pooled: list[str] = []  # the devices that compute in main memory
     for kind in dict.fromkeys(device.kind for device in wanted if device.kind.accelerates):
         mine = [device for device in wanted if device.kind == kind]
         try:
@@ -112,7 +112,7 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
             driver = open_driver()
             found = driver.find()
         except DriverUnavailableError as error:
-            if not notes:  # the first tells why; that the others aren't there either is no news
+            if not notes:  # the first reason is enough
                 notes.append(f"{name} ({error})")
             continue
         notes += [
@@ -126,13 +126,13 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
             notes.append(f"{name} that can be used")
     if not readers:
         return [HostMemory(margin_mib=margin_mib)], [*notes[:-1], f"{notes[-1]}; using host memory"]
-    if not any(one.unified for one in used):  # else both are one memory
+    if not any(one.unified for one in used):  # else a GPU already has this memory
         readers.append(HostMemory(margin_mib=margin_mib))
     return readers, notes
 
 
 def every_gpu() -> Opened:
-    """All GPUs that can be used, of every kind, listed or not. Blocks, up to seconds where one sleeps."""
+    """All usable GPUs of every kind, listed or not. Blocks, up to seconds where a GPU sleeps."""
     readers: list[MemoryReader] = []
     for open_driver in DRIVERS.values():
         with contextlib.suppress(DriverUnavailableError):

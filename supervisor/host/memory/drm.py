@@ -1,13 +1,13 @@
-"""GPUs as the kernel's DRM drivers show them: their free memory, and each process's use. No library is needed.
+"""GPUs by the kernel's DRM drivers: their free memory, and each process's use. No library is needed.
 
     /proc/PID/fdinfo/*    drm-pdev, drm-client-id, and sizes by region of each open device: drm-memory-vram (amdgpu),
                           drm-resident-vram0 (xe), drm-resident-local0 (i915); gtt and system are main memory
 
 Several descriptors of a process, or of several, may be one client of the driver, which counts once. Descriptors of other
-users' processes can't be read, so their use is unknown. Where our own workers show none, a worker's use is the fall
+users' processes can't be read, so their use is unknown. If our own workers show none, a worker's use is the fall
 of free memory while it loads.
 
-A GPU that can't be read keeps its last values, marked stale; one whose folder is gone is lost.
+An unreadable GPU keeps its last values, marked stale; a GPU without its folder is lost.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """How to read a GPU. `free_bytes`: those of its memory, given the bytes of our workers; raises OSError.
+    """How to read a GPU. `free_bytes`: the free bytes of its memory, given the bytes of our workers; raises OSError.
 
-    `pool_mib`: its budget, where its memory is main memory; then `free_bytes` is the amount that the driver allows, or None.
+    `pool_mib`: the budget of a GPU that computes in main memory; then `free_bytes` is the driver's limit, or None.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class _Gpu:
 
 
 def sys_folder() -> Path:
-    """`/sys`, or what tests set LLMUX_AMD_SYS to; the folder `dev` beside it stands for /dev."""
+    """`/sys`, or the folder in LLMUX_AMD_SYS, which tests set; the folder `dev` beside it stands for /dev."""
     return Path(os.environ.get("LLMUX_AMD_SYS", SYS))
 
 
@@ -118,7 +118,7 @@ class DrmReader:
     def _busy_shares(self) -> dict[DeviceId, float]:
         found = {}
         for gpu in self._gpus:
-            with contextlib.suppress(OSError):  # not every GPU tells
+            with contextlib.suppress(OSError):  # not every GPU shows this
                 found[gpu.info.id] = min(100, number(gpu.card.folder / "gpu_busy_percent")) / 100
         return found
 
@@ -181,7 +181,7 @@ def _make_gpu(kind: DeviceKind, found: DeviceFound, margin_mib: int | None, host
 
 
 def number(file: Path) -> int:
-    """The number in this file of the kernel's. Raises OSError where there is none."""
+    """The number in a file of the kernel. Raises OSError if it holds none."""
     try:
         return int(file.read_text(encoding="ascii"))
     except ValueError as error:
@@ -189,12 +189,12 @@ def number(file: Path) -> int:
 
 
 def text(file: Path) -> str:
-    """The text in this file of the kernel's; empty where there is none."""
+    """The text in a file of the kernel; empty if the file is missing."""
     return procfs.read(str(file)).decode(errors="replace").strip()
 
 
 def closed(*files: Path) -> str | None:
-    """The reason why workers can't compute: one of these device files, which they can't open; None: they can open all."""
+    """The reason why workers can't compute: a device file that can't be opened; None: all of `files` can be opened."""
     for file in files:
         if not os.access(file, os.R_OK | os.W_OK):
             return f"can't be used: {file} {'may not be opened by this user' if file.exists() else 'is not there'}"
@@ -202,7 +202,7 @@ def closed(*files: Path) -> str | None:
 
 
 def _client_bytes(fields: Mapping[bytes, bytes]) -> tuple[int, int]:
-    """A client's own memory of the GPU and main memory, in bytes, by the best statistic that its driver tells of each."""
+    """The bytes that a client has of the GPU's own memory and of main memory, by the best statistic that its driver shows."""
     regions = [(match[1], bool(match[2]), name) for name in fields if (match := _REGION.fullmatch(name)) is not None]
     sizes = []
     for own in (True, False):
@@ -216,7 +216,7 @@ def _list_files(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
-        return []  # it has ended, or is another user's
+        return []  # the process has ended, or belongs to another user
 
 
 def _parse_fields(content: bytes) -> Iterable[tuple[bytes, bytes]]:

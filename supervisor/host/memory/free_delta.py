@@ -2,8 +2,8 @@
 
 For drivers whose process list doesn't show our workers: another pid namespace, an empty list, no figures. The last free
 memory before a worker appeared is its baseline. The fall since then is its use, up to the first reading at which it no
-longer loads. If another of our workers comes or goes meanwhile, its use is unknown. Memory that other programs take or free
-meanwhile counts as the worker's: nothing distinguishes them.
+longer loads. If another of our workers starts or ends meanwhile, the use is unknown. Memory that other programs take or free
+meanwhile counts as the worker's, since nothing distinguishes the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FreeDelta:
         self._baseline = 0
 
     def update(self, free_mib: int, holders: Mapping[WorkerKey, bool]) -> dict[WorkerKey, int | None]:
-        """Add a reading, and return the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
+        """Add a reading, and return each holder's use, or None. `holders`: all workers on the device, and whether each loads."""
         arrived = [key for key in holders if key not in self._used]
         left = [key for key in self._used if key not in holders]
         for key in left:
@@ -33,7 +33,7 @@ class FreeDelta:
         elif self._loading is not None and (arrived or left):
             self._used[self._loading] = None
             self._loading = None
-            self._free = None  # the newcomer has no baseline: it would include the other's load
+            self._free = None  # a new worker has no baseline: that would include the other worker's load
         for key in arrived:
             self._used[key] = None
         if len(arrived) == 1 and not left and self._free is not None:

@@ -1,19 +1,19 @@
 """Host memory as a device: a budget that models share, measured.
 
 Use is the physical memory of whole process trees, with shared pages divided among their users (PSS). It includes mapped
-pages of model files: the kernel could drop them and read them again, but a model whose weights are on disk is not loaded.
+pages of model files: the kernel could drop them and read them again, but a model with its weights on disk is not loaded.
 The kernel still calls these pages available, so they are subtracted there. Swapped-out pages don't count.
 
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: memory that others have taken out of the budget
 
-so budget = use + free + outside. Others may fill the rest of the machine without being seen here. `available` is the
+so budget = use + free + outside. Other programs may fill the rest of the machine, which these figures don't show. `available` is the
 kernel's MemAvailable, or less where a control group (version 1 or 2) limits us: in a container /proc/meminfo describes the
-whole machine, but the limit that kills us is that of our group or an ancestor.
+whole machine, but the kernel kills us at the limit of our group or an ancestor.
 
-The figure of a single worker is what it would take alone (`Resident.alone_bytes`): shared pages, such as the libraries of
-a runtime, stay when another worker goes, and a share of them would be too little for the next start. So the workers'
-figures may add up to more than their use.
+A single worker's figure is its memory if it ran alone (`Resident.alone_bytes`): shared pages, such as a runtime's libraries,
+stay when another worker ends, and a share of these pages would be too little for the next start. So the sum of the workers'
+figures may exceed their use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MemoryGroup:
         return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
     def available(self) -> int | None:
-        """The bytes that can still be taken; page cache counts, as in MemAvailable. None: no limit."""
+        """The available bytes, with page cache, as in MemAvailable. None: no limit."""
         limit = self.limit()
         usage = _read_text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
         if limit is None or not usage.isdigit():
@@ -82,7 +82,7 @@ def limited_groups(proc: Path = procfs.SELF) -> tuple[MemoryGroup, ...]:
 
 
 def _group_folders(mount: procfs.Mount, path: str) -> list[Path]:
-    # In a container the mount may show only a part of the hierarchy, and `path` be outside of it or relative to it.
+    # In a container the mount may show only a part of the hierarchy, and `path` may be outside of this part or relative to it.
     inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else "/"
     folder = mount.point / inside.strip("/")
     return [place for place in (folder, *folder.parents) if place.is_relative_to(mount.point)]
@@ -94,7 +94,7 @@ def _read_text(path: Path) -> str:
 
 @dataclass(slots=True)
 class _Measured:
-    """The last full measurement of a process, and its quick figure then."""
+    """The last full measurement of a process, and the quick figure of the same moment."""
 
     found: Resident
     quick: Resident
@@ -120,7 +120,7 @@ class HostMemory:
         limits = [limit for group in self._groups if (limit := group.limit()) is not None]
         self.physical_mib = min([self._meminfo_bytes("MemTotal"), *limits]) // MIB
         total_mib = min(budget_mib or int(self.physical_mib * BUDGET_SHARE), self.physical_mib)
-        if margin_mib is None:  # a budget that somebody chose is all theirs
+        if margin_mib is None:  # a configured budget is leased without a margin
             margin_mib = 0 if budget_mib == total_mib else default_margin_mib(total_mib)
         self._device = DeviceInfo(DEVICE, HOST, "processor and RAM", total_mib, margin_mib)
 
@@ -148,7 +148,7 @@ class HostMemory:
         return found
 
     def _measure(self, pid: int) -> Resident:
-        """A process's use: measured in full when that is affordable, else estimated from the growth of its RSS since."""
+        """A process's use: measured in full if that isn't too expensive now, else estimated by the growth of its RSS since then."""
         now = self._clock()
         quick = resident_quickly(pid)
         last = self._measured.get(pid)
@@ -165,7 +165,7 @@ class HostMemory:
         return found
 
     def available_bytes(self) -> int:
-        """The bytes that can still be taken. Raises OSError where the kernel doesn't show them."""
+        """The available bytes. Raises OSError if the kernel doesn't show the figure."""
         limits = [left for group in self._groups if (left := group.available()) is not None]
         return min([self._meminfo_bytes("MemAvailable"), *limits])
 

@@ -1,4 +1,4 @@
-"""Looks at what decides which build of a program computes on this machine's GPU. Starts no program of a vendor's."""
+"""The facts that decide which build of a program computes on this machine's GPU. Starts no vendor's program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOFTWARE: Final = "lvp_"
 
 
 def loads(library: str) -> bool:
-    """Does the system's loader find it? Loads it into this process."""
+    """Does the system's loader find this library? Loads it into this process."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -36,7 +36,7 @@ def loads(library: str) -> bool:
 
 
 def look(root: Path | None = None, resolves: Callable[[str], bool] = loads) -> Machine:
-    """The facts. `root` stands for `/`. Blocks, up to seconds where a GPU has to be woken."""
+    """Collect the facts. `root` stands for `/`. Blocks, up to seconds where a GPU sleeps."""
     sys = root / "sys" if root is not None else sys_folder()
     dev, root = sys.with_name("dev"), root or Path("/")
     found = {gpu.pci: gpu for gpu in _on_bus(sys)}
@@ -50,7 +50,7 @@ def look(root: Path | None = None, resolves: Callable[[str], bool] = loads) -> M
             found[pci] = replace(known, name=one.name, capability=one.capability)
     except DriverUnavailableError:
         pass
-    for kernel in (AmdDriver, VulkanDriver):  # what only the second can use, the first calls unusable
+    for kernel in (AmdDriver, VulkanDriver):  # AmdDriver calls unusable the GPUs that only VulkanDriver can use
         with contextlib.suppress(DriverUnavailableError):
             for one in kernel(sys).find():
                 if one.pci in found:
@@ -90,7 +90,7 @@ def _can_open(path: Path) -> bool:
 
 
 def glibc() -> Version | None:
-    """The C library's version; None: it is another one."""
+    """The version of glibc; None: the C library is another one."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (ValueError, OSError):  # musl has none

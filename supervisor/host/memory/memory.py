@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 def default_margin_mib(total_mib: int) -> int:
-    """Never leased, so that small errors of an estimate don't exhaust the memory."""
+    """The default margin: never leased, so that small errors of an estimate don't exhaust the memory."""
     return max(512, total_mib * 3 // 100)
 
 
@@ -52,12 +52,12 @@ class DeviceInfo:
     index: int | None = None
     uuid: str | None = None
     driver: str | None = None
-    capability: tuple[int, int] | None = None  # CUDA's compute capability, where it has one and tells
+    capability: tuple[int, int] | None = None  # CUDA's compute capability, if known
     pci: str | None = None  # its address on the PCI bus, such as 0000:01:00.0
 
     @property
     def key(self) -> str:
-        """The key of learned footprints: a card keeps it when others are added or removed."""
+        """The key of learned footprints: a card keeps its key when others are added or removed."""
         return self.uuid or self.id
 
     @property
@@ -116,7 +116,7 @@ class MemoryReader(Protocol):
 
 
 class DriverUnavailableError(Exception):
-    """There is no driver for this kind of device, or it doesn't answer."""
+    """A kind of device has no driver here, or the driver doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class DeviceFound:
     total_mib: int = 0
     handle: object = None
     unusable: str | None = None
-    only_listed: str | None = None  # why it is used only where the configuration lists it
+    only_listed: str | None = None  # the reason for using it only where the configuration lists it
     unified: bool = False  # its memory is the machine's main memory
     capability: tuple[int, int] | None = None  # as DeviceInfo's
     pci: str | None = None  # as DeviceInfo's
@@ -143,12 +143,12 @@ class Driver(Protocol):
         ...
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> MemoryReader:
-        """A reader for some of them, each with its margin in MiB (None: the default)."""
+        """A reader for some of the devices, each with its margin in MiB (None: the default)."""
         ...
 
 
 class MemorySampler(Protocol):
-    """The sampler that the engine polls: it reads each of `parts` by itself, since one may hang and make the others wait."""
+    """The sampler that the engine polls: each of `parts` separately, since a part that hangs would make the others wait."""
 
     @property
     def parts(self) -> Sequence[MemorySampler]: ...
@@ -156,11 +156,11 @@ class MemorySampler(Protocol):
     def devices(self) -> tuple[DeviceInfo, ...]: ...
 
     def busy(self) -> Mapping[DeviceId, float]:
-        """The share of time, 0 to 1, that devices computed before they were last read, for drivers that show it."""
+        """The share of time, 0 to 1, that devices computed before their last reading, for drivers that show it."""
         ...
 
     async def sample(self, holders: Holders) -> MemorySampled:
-        """Free memory of every device, and what each of `holders` takes. Bounded in time; never fails (see `stale`)."""
+        """The free memory of every device, and the use of each of `holders`. Bounded in time; never fails (see `stale`)."""
         ...
 
 
@@ -198,7 +198,7 @@ class ThreadedSampler:
 
     async def sample(self, holders: Holders) -> MemorySampled:
         if self._running is None:
-            wanted = dict(holders)  # the caller may change its own meanwhile
+            wanted = dict(holders)  # the caller may change its dict meanwhile
             self._running = in_thread(lambda: self._read(wanted))
             self._running.add_done_callback(self._store_result)
         try:
@@ -208,7 +208,7 @@ class ThreadedSampler:
             self._note_trouble(f"no answer within {self._timeout_s:g} s")
         except OSError as error:
             self._note_trouble(str(error))
-        except Exception as error:  # noqa: BLE001  # a bug, or what no device can have: nothing is known
+        except Exception as error:  # noqa: BLE001  # a bug, or an impossible figure: the values are unknown
             self._note_trouble(f"its reader failed: {error!r}", error)
         else:
             self._note_trouble(None)
@@ -253,7 +253,7 @@ class ThreadedSampler:
 
 
 class CompositeSampler:
-    """Several samplers as one. A sample of all at once is as late, and as old, as that of the slowest."""
+    """Several samplers as one. A sample of all devices is as late, and as old, as the slowest sampler's."""
 
     def __init__(self, samplers: Sequence[MemorySampler]) -> None:
         self.parts = tuple(part for sampler in samplers for part in sampler.parts)
@@ -274,7 +274,7 @@ class CompositeSampler:
 
 
 def _check_reading(reading: Reading) -> Reading:
-    """The reading, if the core can reckon with its values. Raises ValueError for others."""
+    """The reading, if all figures are valid. Raises ValueError otherwise."""
     figures = (*(device.free_mib for device in reading.devices), *(worker.used_mib for worker in reading.workers))
     for figure in figures:
         if figure is not None and (type(figure) is not int or figure < 0):
@@ -283,14 +283,14 @@ def _check_reading(reading: Reading) -> Reading:
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in a daemon thread of its own, which cancelling the future doesn't end."""
+    """Run `work` in its own daemon thread; cancelling the future doesn't end the thread."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # so that it can't be cancelled
 
     def run() -> None:
         try:
             result.set_result(work())
-        except Exception as error:  # noqa: BLE001  # whoever awaits the future gets it
+        except Exception as error:  # noqa: BLE001  # the future's awaiter gets it
             result.set_exception(error)
 
     threading.Thread(target=run, name="memory", daemon=True).start()

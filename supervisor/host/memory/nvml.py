@@ -1,9 +1,9 @@
 """NVIDIA GPUs through NVML: free memory and, where the driver shows it, each process's use and how busy a GPU is.
 
-NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on `free`,
-which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own processes,
-or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a worker's use is the
-fall of free memory (`free_delta`), and the use of other programs is unknown. A GPU that can't be read keeps its last values,
+NVML creates no CUDA context, which would cost hundreds of MiB on every GPU. Decisions rest on `free`, which means the same in
+every NVML version, unlike `used`. The process list is trusted only if it shows our own processes, or at least processes that
+exist here: in a container the list may be empty or hold the host's pids. Otherwise a worker's use is the
+fall of free memory (`free_delta`), and the use of other programs is unknown. An unreadable GPU keeps its last values,
 marked stale, while NVML is initialised again with backoff.
 
 On machines where the GPU computes in main memory (GB10 in DGX Spark, Jetson) NVML has no memory figures: "Not Supported".
@@ -51,7 +51,7 @@ RETRY_MAX_S = 60.0
 NOT_SUPPORTED = 3
 
 _LOST_CODES = frozenset({6, 15, 16})
-"""Errors after which a GPU can't be read until somebody acts: not found, lost, reset required."""
+"""Errors after which a GPU stays unreadable until a person acts: not found, lost, reset required."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,9 +72,9 @@ Listed = Mapping[int, int | None]
 
 
 def load_nvml() -> ModuleType:
-    """Import `pynvml`, or what LLMUX_NVML_MODULE names. Importing talks to no driver.
+    """Import `pynvml`, or the module in LLMUX_NVML_MODULE. Importing opens no driver.
 
-    Raises DriverUnavailableError where the driver's library is missing: the module alone takes 4 MiB.
+    Raises DriverUnavailableError before the import if the driver's library is missing: the module takes 4 MiB.
     """
     name = os.environ.get("LLMUX_NVML_MODULE", "pynvml")
     if name.endswith(".py"):
@@ -93,7 +93,7 @@ def load_nvml() -> ModuleType:
 
 
 class NvmlSession:
-    """An initialised NVML. Raises DriverUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
+    """An initialised NVML. Raises DriverUnavailableError if there is none. Blocks, up to seconds on an idle GPU."""
 
     def __init__(self, host: Callable[[], HostMemory] = HostMemory) -> None:
         self.nvml, self.host = load_nvml(), host
@@ -104,7 +104,7 @@ class NvmlSession:
             raise DriverUnavailableError(str(error)) from error
 
     def cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA whose programs the driver runs; None where it doesn't name one."""
+        """The newest CUDA version that the driver supports; None: unknown."""
         try:
             version = int(self.nvml.nvmlSystemGetCudaDriverVersion())  # 12040: 12.4
         except self.nvml.NVMLError:
@@ -151,7 +151,7 @@ class NvmlSession:
         return int(major), int(minor)
 
     def _pci_address(self, handle: object) -> str | None:
-        """The PCI address as the kernel writes it: NVML has a longer domain."""
+        """The PCI address in the kernel's format: NVML's has a longer domain."""
         try:
             return _decoded(self.nvml.nvmlDeviceGetPciInfo(handle).busId).rstrip("\0").lower()[-len("0000:01:00.0") :]
         except self.nvml.NVMLError:
@@ -235,7 +235,7 @@ class NvmlReader:
         if listed is not None:
             if any(pid in listed for pid in ours):
                 self._pids_are_ours = True
-            # Memory of no listed process: the list hides somebody, or that of a dead process is not back yet.
+            # Memory of no listed process: the list hides a process, or a dead process's memory is not free yet.
             hidden_mib = gpu.info.total_mib - free_mib - sum(mib_up(size or 0) for size in listed.values())
             complete = hidden_mib <= max(gpu.info.margin_mib, default_margin_mib(gpu.info.total_mib))
             gpu.used = {key: self._worker_mib(listed, trees[key], deltas[key], complete=complete) for key in mine}
@@ -256,7 +256,7 @@ class NvmlReader:
     def _utilisation(self) -> dict[DeviceId, float]:
         found = {}
         for gpu in self._gpus:
-            with contextlib.suppress(self._nvml.NVMLError):  # not every GPU tells
+            with contextlib.suppress(self._nvml.NVMLError):  # not every GPU shows this
                 found[gpu.info.id] = self._nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100
         return found
 
@@ -266,11 +266,11 @@ class NvmlReader:
         if sizes and len(known) == len(sizes):
             return mib_up(sum(known))
         if not sizes and self._pids_are_ours and complete:
-            return 0  # it has nothing on the GPU yet
+            return 0  # the worker has nothing on the GPU yet
         return delta
 
     def _list_processes(self, handle: object) -> Listed | None:
-        """The GPU's processes; None where the driver gives no list. A process that both computes and draws is in both lists."""
+        """The GPU's processes; None: the driver gives no list. A process that computes and draws is in both of NVML's lists."""
         try:
             compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
@@ -304,7 +304,7 @@ class NvmlReader:
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            log.debug("nvml.shutdown_failed")  # it was not initialised
+            log.debug("nvml.shutdown_failed")  # NVML was not initialised
         try:
             self._nvml.nvmlInit()
             for gpu in self._gpus:
@@ -314,7 +314,7 @@ class NvmlReader:
 
 
 def _bytes_of(listed: Listed | None, tree: frozenset[int]) -> int | None:
-    """Bytes of a worker's processes on the GPU; None where the list doesn't tell."""
+    """The bytes of a worker's processes on the GPU; None: the list doesn't show all."""
     sizes = [(listed or {})[pid] for pid in tree if pid in (listed or {})]
     known = [size for size in sizes if size is not None]
     return sum(known) if sizes and len(known) == len(sizes) else None

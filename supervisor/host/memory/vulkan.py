@@ -1,15 +1,15 @@
-"""GPUs that only Vulkan computes on here: Intel's, and AMD's whose /dev/kfd can't be opened. Read from the kernel's drivers.
+"""GPUs that compute only by Vulkan here: Intel's, and AMD's without access to /dev/kfd. Read from the kernel's drivers.
 
     /sys/class/drm/renderDM/device/    the PCI device; `driver` leads to amdgpu, i915 or xe
     amdgpu                             mem_info_vram_*, as with ROCm
-    i915, xe                           a question to /dev/dri/renderDM: the regions of memory that the GPU has
+    i915, xe                           an ioctl on /dev/dri/renderDM: the regions of memory that the GPU has
 
-Intel's drivers show everybody the size of a region, but its use only to processes with CAP_PERFMON. To others they show no use,
-so the memory of our workers is subtracted then, and the use of other programs is unknown.
+Intel's drivers show all processes the size of a region, but its use only to those with CAP_PERFMON. Without it, free memory is
+the size minus the memory of our workers, and the use of other programs is unknown.
 
 A GPU without memory of its own computes in main memory. It is one device with one budget, and used only where the
-configuration lists it, since most processors have such a one. Vulkan's own numbers are those of its loader, so the devices
-are numbered by their addresses on the PCI bus.
+configuration lists it, since most processors have such a GPU. Vulkan's own numbering depends on its loader, so devices are
+numbered by their addresses on the PCI bus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from supervisor.host.memory.host_memory import BUDGET_SHARE, HostMemory
 from supervisor.host.memory.memory import MIB, DeviceFound, DriverUnavailableError
 
 Regions = Callable[[Path, str], "tuple[int, int] | None"]
-"""Given a render node and its driver: the bytes of the GPU's own memory, all and free; None: it has none. Raises OSError."""
+"""Given a render node and its driver: the total and free bytes of the GPU's own memory; None: it has none. Raises OSError."""
 
 INTEL: Final = ("i915", "xe")
 
@@ -46,7 +46,7 @@ _MOST: Final = 1 << 16
 
 
 class VulkanDriver:
-    """The kernel's drivers. Raises DriverUnavailableError where there is none."""
+    """The kernel's drivers. Raises DriverUnavailableError if there is none."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class VulkanDriver:
         self._sys, self._proc, self._host = sys or sys_folder(), proc, host
         self._dev = self._sys.with_name("dev")
         self._regions = regions or ask_regions
-        if not os.path.isdir(self._sys / "class/drm"):  # noqa: PTH112  # whatever keeps it from being read
+        if not os.path.isdir(self._sys / "class/drm"):  # noqa: PTH112  # any failure to read it counts as no driver
             raise DriverUnavailableError("the kernel shows none (/sys/class/drm)")
 
     def find(self) -> tuple[DeviceFound, ...]:
@@ -76,7 +76,7 @@ class VulkanDriver:
         return DrmReader(VULKAN, devices, self._proc, self._host)
 
     def _driver_of(self, folder: Path) -> str | None:
-        """The driver of a GPU that this module shows; None: the GPU belongs to another kind of device."""
+        """The driver of a GPU that this module handles; None: the GPU belongs to another kind of device."""
         driver = (folder / "driver").resolve().name
         if driver == "amdgpu":
             return driver if closed(self._dev / "kfd") is not None else None
@@ -111,7 +111,7 @@ class VulkanDriver:
 
 
 def ask_regions(node: Path, driver: str) -> tuple[int, int] | None:
-    """See `Regions`. Blocks, where the GPU sleeps."""
+    """See `Regions`. Blocks while the GPU wakes up."""
     descriptor = os.open(node, os.O_RDWR | os.O_CLOEXEC)
     try:
         answer = (_ask_xe if driver == "xe" else _ask_i915)(descriptor)
@@ -131,7 +131,7 @@ def ask_regions(node: Path, driver: str) -> tuple[int, int] | None:
 
 
 def _ask_xe(descriptor: int) -> bytes:
-    """First its length, then the answer."""
+    """Ask xe for its memory regions: first for the answer's length, then for the answer."""
     query = bytearray(struct.pack("<QIIQQQ", 0, _XE_REGIONS, 0, 0, 0, 0))
     fcntl.ioctl(descriptor, _XE_QUERY, query)
     buffer = ctypes.create_string_buffer(_check_length(struct.unpack_from("<I", query, 12)[0]))
@@ -143,7 +143,7 @@ def _ask_xe(descriptor: int) -> bytes:
 def _ask_i915(descriptor: int) -> bytes:
     length = 0
     buffer = ctypes.create_string_buffer(0)
-    for _ in range(2):  # first its length, then the answer
+    for _ in range(2):  # first the answer's length, then the answer
         address = ctypes.addressof(buffer) if length else 0
         item = ctypes.create_string_buffer(struct.pack("<QiIQ", _I915_REGIONS, length, 0, address), 24)
         fcntl.ioctl(descriptor, _I915_QUERY, bytearray(struct.pack("<IIQ", 1, 0, ctypes.addressof(item))))

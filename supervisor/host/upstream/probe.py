@@ -1,8 +1,8 @@
-"""Probes over HTTP, and the pure state machines that judge their results.
+"""Probes over HTTP, and the pure state machines that evaluate their results.
 
-A probe never raises for network errors. It is ok, not ok, or *inconclusive* when the trouble is our own (no descriptors
-left, our event loop stalled), which must never count against a worker. Each probe opens a connection: a kept one would not
-prove that the worker accepts any, and its closing would look like a failure.
+A probe never raises for network errors. It is ok, not ok, or *inconclusive* if we ourselves cause the error (no descriptors
+left, our event loop stalled), which must never count against a worker. Each probe opens a connection: a reused one would not
+prove that the worker accepts connections, and its closing would look like a failure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ DETAIL_LENGTH = 200
 READINESS_FAILURES = 3
 LIVENESS_FAILURES = 6
 RSS_STEP = MIB
-"""Growth of a process that counts as progress; a process that only waits moves by a few pages."""
+"""Growth of a process that counts as progress; a waiting process changes by a few pages."""
 
 OUR_OWN_TROUBLE = procfs.OUR_OWN_TROUBLE | {errno.EADDRNOTAVAIL}
-"""Errors of sockets that say nothing about the other side."""
+"""Errors of sockets that this machine causes, not the other side."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`status` is None without an answer; `detail` is a line for people."""
+    """The result of one probe. `status` is None without an answer; `detail` is a line for people."""
 
     ok: bool
     status: int | None
@@ -44,9 +44,9 @@ class ProbeResult:
 
 
 async def check_health(address: Address, path: str, timeout_s: float, auth: str | None = None) -> ProbeResult:
-    """Ask for `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads little more than BODY_LIMIT bytes.
+    """GET `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads little more than BODY_LIMIT bytes.
 
-    Connecting and the exchange take at most `timeout_s` together. `auth` is for the Authorization header.
+    Connecting and the response take at most `timeout_s` together. `auth` is for the Authorization header.
     """
     return await _send_probe(address, "GET", path, b"", timeout_s, auth)
 
@@ -75,13 +75,13 @@ async def _send_probe(
 
 
 async def check_ready(address: Address, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
-    """Ask for `path`, and once that is ok, for `then` with this Authorization."""
+    """GET `path`, and if that is ok, `then` with this Authorization."""
     probe = await check_health(address, path, timeout_s)
     return await check_health(address, then, timeout_s, auth) if probe.ok and then is not None else probe
 
 
 async def result_of(response: UpstreamResponse, label: str = "") -> ProbeResult:
-    """The result that this response means, with `label` before its status. Closes the response."""
+    """Turn a response into a probe's result, with `label` before the status. Closes the response."""
     try:
         body = await response.read(BODY_LIMIT)
     finally:
@@ -115,20 +115,20 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def startup_delay_s(elapsed_s: float, longest_s: float = 0.5) -> float:
     """Pause before the next poll of a worker that has been starting for `elapsed_s`.
 
-    A twentieth of it, so that polling adds at most 5 % to any start: 20 ms at first, under 100 ms up to two seconds.
+    A twentieth of that, so that polling adds at most 5 % to any start: 20 ms at first, under 100 ms up to two seconds.
     """
     return min(longest_s, max(0.02, elapsed_s / 20))
 
 
 class Readiness:
-    """May requests go to it? Not after READINESS_FAILURES in a row, until one probe succeeds."""
+    """May requests go to the worker? Not after READINESS_FAILURES failed probes in a row, until one probe succeeds."""
 
     def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
         self._failures = 0  # in a row
 
     def observe(self, result: ProbeResult) -> bool:
-        """Take a result in; True when it changes `ready`."""
+        """Add a result; True: it changes `ready`."""
         if result.inconclusive:
             return False
         self._failures = 0 if result.ok else self._failures + 1
@@ -138,13 +138,13 @@ class Readiness:
 
 
 class Liveness:
-    """Must it be replaced? After LIVENESS_FAILURES in a row during which it sent no byte."""
+    """Must the worker be replaced? After LIVENESS_FAILURES failed probes in a row, if it sent no byte meanwhile."""
 
     def __init__(self) -> None:
         self._failures = 0
 
     def observe(self, result: ProbeResult, *, bytes_flowed: bool = False) -> bool:
-        """Take a result in; True when it is dead. `bytes_flowed`: since the last result, so it is busy but alive."""
+        """Add a result; True: the worker is dead. `bytes_flowed`: since the last result, so the worker is busy but alive."""
         if result.ok or bytes_flowed:
             self._failures = 0
         elif not result.inconclusive:
@@ -153,7 +153,7 @@ class Liveness:
 
 
 class StartupPatience:
-    """How long a start may take: `no_progress_s` without any progress, and `limit_s` in all."""
+    """The limits of a start: `no_progress_s` without any progress, and `limit_s` in all."""
 
     def __init__(self, no_progress_s: float, limit_s: float, started_at: float) -> None:
         self._no_progress_s, self._limit_s = no_progress_s, limit_s
@@ -161,10 +161,10 @@ class StartupPatience:
         self._last = Progress()
 
     def observe(self, progress: Progress, now: float) -> str | None:
-        """Take a look in; the reason to give up, or None."""
+        """Add a measurement; returns the reason to give up, or None."""
         last = self._last
         grown = progress.rss - last.rss
-        # A log may also shrink: it is bounded, and rotated. Processes that end take their counts with them.
+        # A log may also shrink: it is bounded, and rotated. The counts of ended processes are lost.
         if progress.log_size != last.log_size or progress.bytes_read > last.bytes_read or grown >= RSS_STEP:
             self._moved_at = now
         # Slow growth adds up to a step, and a fall is a new beginning.

@@ -1,12 +1,12 @@
 """The client to remote models, over httpx's transport.
 
-Not over `httpx.Client`, which keeps cookies, adds headers, follows redirects and reads proxies from the environment. The
-header fields that may pass are listed: nothing of a client's identity reaches the remote, and none of the remote's cookies
-or policies reaches a client. Importing this module imports httpx (0.1 s): only a daemon that has a remote model does.
+Not over `httpx.Client`, which keeps cookies, adds headers, follows redirects and reads proxies from the environment. Only
+listed header fields are forwarded: nothing of a client's identity reaches the remote, and none of the remote's cookies or
+policies reaches a client. Importing this module imports httpx (0.1 s): only a daemon that has a remote model does.
 
-A request is repeated only before its answer begins: when no connection could be made, and when the remote says 429 or 503
-and the wait is within bounds. A connection that breaks after the request was sent is never retried, because the remote may
-have done (and charged) the work.
+A request is repeated only before its answer begins: if no connection was made, or if the remote answers 429 or 503 and the
+wait is within bounds. After the request was sent, a broken connection is never retried, because the remote may have done
+(and charged) the work.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from supervisor.host.upstream.upstream import Body, Headers, UpstreamResponse
 
 log = structlog.get_logger("llmux.remote")
 
-FIRST_PAUSE_S: Final = 0.5  # before the first retry, where the remote doesn't say; doubles
+FIRST_PAUSE_S: Final = 0.5  # before the first retry, without a Retry-After; doubles
 PROBE_TIMEOUT_S: Final = 10.0
-IDLE_S: Final = 4.0  # shorter than servers allow: we should close first, not they while we send
+IDLE_S: Final = 4.0  # shorter than servers allow, so that no server closes a connection while we send
 MASK: Final = b"***"
 
 _REQUEST_FIELDS: Final = frozenset(
@@ -55,9 +55,9 @@ _KEY_REFUSED: Final = (401, 407)
 
 
 class RemotePool:
-    """Connections to one remote. Use from one event loop; `close` it when the model goes.
+    """Connections to one remote. Use from one event loop; `close` the pool when its model is removed.
 
-    Making one reads certificates: do it in a thread.
+    The constructor reads certificates: call it in a thread.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class RemotePool:
     ) -> RemoteResponse:
         """See `Upstream`; `target` is the public path.
 
-        The client's query is dropped: it may hold credentials. So is `first_byte_s`, which is for workers.
-        Raises UpstreamError, with code `upstream_auth_failed` when our key was refused, and UpstreamTimeoutError.
+        Drops the client's query, which may hold credentials, and `first_byte_s`, which is for workers.
+        Raises UpstreamError, with code `upstream_auth_failed` if the remote refuses our key, and UpstreamTimeoutError.
         """
         fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own_fields
         path = target.partition(b"?")[0].removeprefix(b"/v1")
@@ -103,7 +103,9 @@ class RemotePool:
                 response = await self._send(method, path, fields, body)
             except UnreachableError as error:
                 if attempts == 0:
-                    raise UpstreamError(error.message) from error  # only a worker's request may go to another
+                    raise UpstreamError(
+                        error.message
+                    ) from error  # UnreachableError would send the request to another worker
                 wait_s, why = min(pause_s, self.spec.retry_wait_s), error.message
             else:
                 wait_s = _retry_after_s(response.headers, pause_s)
@@ -119,7 +121,7 @@ class RemotePool:
             await asyncio.sleep(wait_s)
 
     async def probe(self) -> ProbeResult:
-        """Ask for the list of models. Never raises for trouble of the network; `detail` holds no secret."""
+        """Request the list of models. Never raises for network errors; `detail` holds no secret."""
         label = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -138,18 +140,18 @@ class RemotePool:
         )
 
     async def close(self) -> None:
-        """Close all connections; answers under way break off."""
+        """Close all connections; this breaks off current answers."""
         await self._transport.aclose()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # called by responses
 
     def mask_key(self, data: bytes) -> bytes:
-        """`data` without our key, which the remote may repeat."""
+        """Mask our key in `data`: the remote may repeat it."""
         return data.replace(self._secret, MASK) if self._secret is not None else data
 
     def release(self, end: Coroutine[None, None, None]) -> None:
-        """An answer has ended: reuse its connection, or close it where the answer is incomplete."""
+        """Reuse the connection of an ended answer, or close it if the answer is incomplete."""
         self.open_responses -= 1
         task = self.loop.create_task(end)
         self._closing.add(task)
@@ -164,7 +166,7 @@ class RemotePool:
         if not isinstance(body, RequestBuffer):
             content = body
         elif body.size:
-            content = cast("AsyncIterable[bytes]", body.pieces())  # httpx joins them: any buffer will do
+            content = cast("AsyncIterable[bytes]", body.pieces())  # httpx accepts any buffer
         request = httpx.Request(method, url, headers=fields, content=content, extensions={"timeout": timeouts})
         try:
             async with asyncio.timeout(self.spec.connect_s + self._first_byte_s):
@@ -237,7 +239,7 @@ class RemoteResponse(UpstreamResponse):
             for name, value in response.headers.raw
             if (lower := name.lower()) in _ANSWER_FIELDS or lower.startswith(_ANSWER_PREFIXES)
         ]
-        if self.status >= 400:  # its body may change: see `read`
+        if self.status >= 400:  # masking may change the body: see `read`
             self.headers = [item for item in self.headers if item[0] != b"content-length"]
         self.complete = False
         self._pool = pool
@@ -279,13 +281,13 @@ class RemoteResponse(UpstreamResponse):
             self._pool.release(self._close_stream())
 
     async def _close_stream(self) -> None:
-        with contextlib.suppress(httpx.HTTPError):  # it is being thrown away
+        with contextlib.suppress(httpx.HTTPError):  # the response is discarded
             await self._body.aclose()
             await self._stream.aclose()
 
 
 def _retry_after_s(headers: Headers, otherwise_s: float) -> float:
-    """How long Retry-After asks to wait, in seconds or until a date; `otherwise_s` where it isn't readable."""
+    """The seconds to wait by Retry-After (seconds or a date); `otherwise_s` if it isn't readable."""
     text = next((value.decode("latin-1").strip() for name, value in headers if name == b"retry-after"), "")
     if text.isascii() and text.isdecimal():
         return float(text[:9])

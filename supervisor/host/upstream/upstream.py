@@ -1,16 +1,16 @@
 """A pooled HTTP/1.1 client for the data path: one pool for each worker, over loopback.
 
 A request takes a `Connection` of its `UpstreamPool`: an `asyncio.Protocol` that feeds an httptools parser, which feeds a
-`WorkerResponse`. What one read brings becomes one chunk. Reading pauses above 128 KiB, so that a slow client slows its worker
+`WorkerResponse`. The bytes of one read become one chunk. Reading pauses above 128 KiB, so that a slow client slows its worker
 instead of filling our memory.
 
-A connection goes back to the pool only when its response was read to the end and both sides may keep it. Closing a
-response early closes its connection, which tells the worker that the client left. The pool calls `Connection.check` for the
+A connection returns to the pool only if its response was read to the end and both sides may keep it. Closing a response
+early closes its connection, which shows the worker that the client has left. The pool calls `Connection.check` for the
 deadlines: a request has no timer of its own.
 
 No request is sent twice: an idle connection is polled for a pending close just before it is reused, and only a connection
-attempt (no byte written yet) is repeated, once. A worker that loses a request on a connection that it had promised to keep
-gets new ones from then on.
+attempt (no byte written yet) is repeated, once. After a worker has lost a request on a connection that it had promised to
+keep, each request to it gets a new connection.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d+)", re.IGNORECASE)
 
 
 class UpstreamResponse(Protocol):
-    """A response whose body may still be arriving: a worker's (`WorkerResponse`) or a remote's.
+    """A response with a body that may still be arriving: a worker's (`WorkerResponse`) or a remote's.
 
     `headers` are lowercase, in order, duplicates kept, without hop-by-hop fields.
     """
@@ -59,7 +59,7 @@ class UpstreamResponse(Protocol):
     async def next_chunk(self) -> bytes:
         """All that arrived since the last call, at least one byte; b"" after the end. Cancelling it is safe.
 
-        Raises UpstreamError when the other side broke off early, UpstreamTimeoutError when it fell silent.
+        Raises UpstreamError if the other side broke off early, UpstreamTimeoutError if it fell silent.
         """
         ...
 
@@ -73,7 +73,7 @@ class UpstreamResponse(Protocol):
         return b"".join(parts)
 
     def close(self) -> None:
-        """Call it when done with the response. Unless the body is complete, this closes the connection at once."""
+        """Release the response. Unless the body is complete, this closes the connection at once."""
         ...
 
 
@@ -87,9 +87,8 @@ class Upstream(Protocol):
     ) -> UpstreamResponse:
         """Send a request and wait for the response's head. Cancellation closes the connection.
 
-        `target` is path and query as they go on the wire; `headers` must not contain Host, Content-Length,
-        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked. A `RequestBuffer` is
-        released once it can't be needed again.
+        `target` is the raw path and query; `headers` must not contain Host, Content-Length, Transfer-Encoding or Authorization,
+        which are added here. A body of unknown length is sent chunked. A `RequestBuffer` is released once no attempt needs it.
         Raises UpstreamError (UnreachableError while nothing was sent), UpstreamTimeoutError.
         """
         ...
@@ -165,7 +164,7 @@ class WorkerResponse(UpstreamResponse):
         self.head_done = True
 
     def add(self, data: bytes) -> bool:
-        """Buffer a piece of the body. True: so much is buffered that the connection should stop reading."""
+        """Buffer a piece of the body. True: the buffer is full, so the connection should stop reading."""
         self._chunks.append(data)
         self._buffered += len(data)
         return self._buffered > PAUSE_ABOVE
@@ -186,7 +185,7 @@ class WorkerResponse(UpstreamResponse):
             self._waiter.set_result(None)
 
     def _take_error(self) -> Exception:
-        """The error, which is then forgotten: it would keep alive the frames that it passes through, and with them the request's body."""
+        """Return the error and drop the reference: a raised error keeps its frames alive, and so the request's body."""
         assert self._error is not None
         try:
             return self._error
@@ -194,16 +193,16 @@ class WorkerResponse(UpstreamResponse):
             self._error = UpstreamError("The response has failed before.")
 
     def _wait_for_data(self) -> asyncio.Future[None]:
-        """A future that is done once anything arrives. No coroutine: each piece of a stream would pass through one more."""
+        """A future that is done once anything arrives. Not a coroutine, which would cost time for each piece of a stream."""
         assert not self.waiting, "one consumer"
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
 
 def idle_limit_s(promised_s: float) -> float:
-    """How long to keep an idle connection that the worker keeps for `promised_s`: half of it, at least a second less.
+    """The time to keep an idle connection that the worker keeps for `promised_s`: half of it, at least a second less.
 
-    The worker counts from when it sent the last byte, we from when we read it, which is late on a busy machine.
+    The worker counts from sending the last byte, we from reading it, which is late on a busy machine.
     """
     return min(promised_s / 2, promised_s - 1.0)
 
@@ -225,9 +224,9 @@ class Connection(asyncio.Protocol):
         self._quiet_limit_s = 0.0
         self._headers: Headers = []
         self._reset_message()
-        self._keep_alive_promised = False  # the server has said how long it keeps the connection
+        self._keep_alive_promised = False  # the server has sent a Keep-Alive timeout
         self.idle_s = pool.idle_s
-        self._answered = False  # a request before this one
+        self._answered = False  # the connection has served a request before
         self.expires_at = 0.0
         self.lost = False
 
@@ -264,10 +263,10 @@ class Connection(asyncio.Protocol):
                 self._pool.lost_a_request(reused=self._answered)
                 response.fail(UpstreamError("The worker closed the connection without an answer."))
         self._pool.forget(self)
-        del self._parser  # it refers to this object
+        del self._parser  # the parser refers to this object
 
     def usable(self) -> bool:
-        """Is it open, with neither a close nor a stray byte unread in the socket?"""
+        """Is the connection open, with neither a close nor a stray byte unread in the socket?"""
         return not self.lost and not self._transport.is_closing() and not self._poll.poll(0)
 
     def abort(self) -> None:
@@ -277,7 +276,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Close the connection if it was idle for too long; fail its request if the worker was silent for too long."""
+        """Close the connection after its idle limit; fail its request after the worker's silence limit."""
         response = self._response
         if response is None:
             if now >= self.expires_at:
@@ -318,7 +317,7 @@ class Connection(asyncio.Protocol):
                 body.sent()
             else:
                 self._transport.write(b"0\r\n\r\n")
-        except Exception as error:  # noqa: BLE001  # whoever awaits the response gets what the body's source raises
+        except Exception as error:  # noqa: BLE001  # the response raises the error of the body's source
             response.fail(error.with_traceback(None))
             self.abort()
         finally:
@@ -343,7 +342,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self._response
-        if response is None:  # unrequested: it must not become the next response
+        if response is None:  # unrequested data must not become the next response
             self._transport.abort()
             return
         self._quiet_since = self._pool.last_byte_at = self._loop.time()
@@ -370,7 +369,7 @@ class Connection(asyncio.Protocol):
         response.finish()
         if self._reusable and self._pump is None:
             self._answered = True
-            self.resume()  # its last read may have paused it
+            self.resume()  # the last read may have paused reading
             self._pool.give_back(self)
         else:
             self._stop_pump()
@@ -417,8 +416,8 @@ class Connection(asyncio.Protocol):
             return
         if self._connection_options is not None:
             headers = [item for item in headers if item[0] not in self._connection_options]
-        # cpp-httplib (llama.cpp's server) promises to keep the connection but closes it after a stream; the next request
-        # may be quicker.
+        # cpp-httplib (llama.cpp's server) promises to keep the connection but closes it after a stream, maybe after the
+        # next request was sent.
         self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._keep_alive_promised)
         self._quiet_limit_s = self._pool.stream_idle_s
         response.start(status, headers)
@@ -443,8 +442,8 @@ class UpstreamPool:
     """Connections to one worker. Use from one event loop; `close` it when the worker ends.
 
     `auth` is the Authorization header sent with every request; with `names_host` off requests bring their own Host. `idle_s`
-    is how long an unused connection is kept when the worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
-    It may be silent for `patience_s`, whatever the other limits and a request say.
+    is the time to keep an unused connection if the worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
+    The worker may be silent for `patience_s`, even if other limits or the request's are shorter.
     """
 
     def __init__(
@@ -473,11 +472,13 @@ class UpstreamPool:
         self._own_fields = own.encode("latin-1")
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
-        self._unwritten: list[tuple[asyncio.Transport, bytes]] | None = None  # a list once a turn's first was written
+        self._unwritten: list[tuple[asyncio.Transport, bytes]] | None = (
+            None  # a list once the first write of a loop iteration was done
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._keeps = True  # the worker does keep the connections that it says it keeps
-        self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
+        self._keeps = True  # the worker keeps connections as it promises
+        self.last_byte_at = 0.0  # loop time: the worker was alive then, even if its health check fails
         self.worked_at = 0.0  # loop time; see `note_progress`
 
     @property
@@ -491,7 +492,7 @@ class UpstreamPool:
         return len(self._connections) > len(self._idle)
 
     def note_progress(self) -> None:
-        """Note that the worker makes progress with its requests: its silence counts from now."""
+        """Note that the worker makes progress with its requests: the silence limit counts from now."""
         self.worked_at = self.loop.time()
 
     async def request(
@@ -524,7 +525,7 @@ class UpstreamPool:
         return response
 
     async def open(self, target: bytes, headers: Headers) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of its own, on which a GET was sent; it is the caller's. Raises UnreachableError."""
+        """Open a separate connection and send a GET on it; the caller owns it. Raises UnreachableError."""
         lines = [b"GET ", target, self._own_fields, *(b"%b: %b\r\n" % field for field in headers), b"\r\n"]
         try:
             async with asyncio.timeout(self._connect_s):
@@ -544,10 +545,10 @@ class UpstreamPool:
     # called by connections
 
     def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write the first request of a loop iteration at once, and those that follow together at its end.
+        """Write the first request of a loop iteration at once, and the following ones together at its end.
 
-        Waking an idle worker costs more than the write, and it would fall asleep again between two of them. What is
-        aborted meanwhile is never sent.
+        Waking an idle worker costs more than the write, and the worker would fall asleep again between two writes. Requests
+        aborted meanwhile are never sent.
         """
         if self._unwritten is None:
             self._unwritten = []
@@ -571,7 +572,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def lost_a_request(self, *, reused: bool) -> None:
-        """The worker closed a connection without an answer. `reused`: one that it was to keep for this request."""
+        """Note that the worker closed a connection without an answer. `reused`: the connection had served a request before."""
         self._keeps = self._keeps and not reused
 
     def forget(self, connection: Connection) -> None:
@@ -582,7 +583,7 @@ class UpstreamPool:
     def _take_idle(self) -> Connection | None:
         now = self.loop.time()
         while self._idle:
-            connection = self._idle.pop()  # the last used: the others may expire
+            connection = self._idle.pop()  # the most recently used, so that the others may expire
             if connection.expires_at > now and connection.usable():
                 return connection
             connection.abort()
