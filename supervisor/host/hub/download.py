@@ -60,7 +60,7 @@ class File:
 
 
 class Response(Protocol):
-    """A response whose body is still unread."""
+    """A response with an unread body."""
 
     status_code: int
 

@@ -77,7 +77,7 @@ class Listing:
 def answer(
     url: str, headers: Mapping[str, str] | None = None, params: Mapping[str, str] | None = None
 ) -> Iterator[Any]:
-    """A response whose body is still unread. Raises the client's errors, which hold nothing of the body."""
+    """A response with an unread body. Raises the client's errors, which hold nothing of the body."""
     hub = client()
     with hub.utils.get_session().stream(
         "GET",

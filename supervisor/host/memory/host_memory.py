@@ -7,9 +7,9 @@ The kernel still calls these pages available, so they are subtracted there. Swap
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: memory that others have taken out of the budget
 
-so budget = use + free + outside. Other programs may fill the rest of the machine, which these figures don't show. `available` is the
-kernel's MemAvailable, or less where a control group (version 1 or 2) limits us: in a container /proc/meminfo describes the
-whole machine, but the kernel kills us at the limit of our group or an ancestor.
+so budget = use + free + outside. Other programs may fill the rest of the machine, which these figures don't show. `available`
+is the kernel's MemAvailable, or less where a control group (version 1 or 2) limits us: in a container /proc/meminfo describes
+the whole machine, but the kernel kills us at the limit of our group or an ancestor.
 
 A single worker's figure is its memory if it ran alone (`Resident.alone_bytes`): shared pages, such as a runtime's libraries,
 stay when another worker ends, and a share of these pages would be too little for the next start. So the sum of the workers'

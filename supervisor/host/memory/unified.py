@@ -1,7 +1,8 @@
 """One memory for processor and GPU: GB10 (DGX Spark), Jetson, AMD's APUs (Strix Halo).
 
-GPU and programs take memory from the same pool, so there is one device with one budget, and host memory is no second device. A worker's use is the memory that its processes hold on the GPU, according to the driver, and their own
-memory (PSS) without mapped files, which the kernel can drop once the weights have been copied.
+GPU and programs take memory from the same pool, so there is one device with one budget, and host memory is no second device. A
+worker's use is the memory that its processes have on the GPU, according to the driver, and their own memory (PSS) without
+mapped files, which the kernel can drop once the weights have been copied.
 
     free    = min(available, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: memory that others have taken out of the budget
@@ -35,7 +36,7 @@ class UnifiedMemory:
         on_gpu: Mapping[WorkerKey, int | None],
         limit_mib: int | None = None,
     ) -> tuple[DeviceSample, dict[WorkerKey, int | None]]:
-        """The free memory, and each worker's MiB. `on_gpu`: each worker's bytes there, None: unknown. `limit_mib`: the driver's limit.
+        """The free memory, and each worker's MiB. `on_gpu`: its bytes there, None: unknown. `limit_mib`: the driver's limit.
 
         Raises OSError when the kernel doesn't show the memory.
         """

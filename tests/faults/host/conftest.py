@@ -20,7 +20,7 @@ def pytest_asyncio_loop_factories(config, item):
 
 @pytest.fixture
 def instance():
-    """A fresh instance id; whatever carries it at the end of the test is killed, and the test fails for it."""
+    """A fresh instance id; processes with it at the end of the test are killed, and make the test fail."""
     name = f"test-{secrets.token_hex(4)}"
     yield name
     left = survivors(name)

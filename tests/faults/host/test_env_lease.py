@@ -30,7 +30,7 @@ open(sys.argv[1]).read()
 
 
 class Late:
-    """A worker that imports its library when it is told to."""
+    """A worker that imports its library on command."""
 
     def __init__(self, folder: Path, environment: Path, instance: str, generation: int = 1) -> None:
         self.fifo = folder / f"fifo-{generation}"
@@ -59,7 +59,7 @@ def builds(folder: Path) -> list[str]:
 
 
 class TestInUse:
-    """An environment is removed when the last who runs from it has ended, not before."""
+    """An environment is removed when the last worker that uses it has ended, not before."""
 
     async def test_installed_over(self, lock, tmp_path, instance):
         old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
@@ -102,7 +102,7 @@ class TestInUse:
         assert builds(tmp_path) == [new.path.name]
 
     async def test_a_lease_that_comes_too_late(self, lock, tmp_path):
-        """Whoever found the program before it was replaced, and asks while it is being removed, hears of it."""
+        """A lease during the removal of a replaced environment raises EnvironmentRemovedError."""
         old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
         with env_lease.retire(old.path) as ours:
             assert ours
@@ -123,7 +123,7 @@ class TestInUse:
             assert EnvLease.on(program) is None
 
     def test_from_one_that_is_half_removed(self, lock, tmp_path):
-        """Without its record an environment goes on being removed, whoever would like to start from it."""
+        """An environment without its record counts as being removed: no worker can start from it."""
         old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
         new = tmp_path / "runtimes/.envs/demo/new"
         new.mkdir()
@@ -134,6 +134,6 @@ class TestInUse:
 
 
 def waiting(record: Path) -> bool:
-    """Does somebody wait for its lock?"""
+    """Does a process wait for the file's lock?"""
     inode = f":{record.stat().st_ino} "
     return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())

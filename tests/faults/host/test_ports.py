@@ -1,4 +1,4 @@
-"""Ports are given once, checked before, and watched after."""
+"""Ports are leased once, checked before, and watched afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.trees import FAKE_WORKER, PYTHON, wait_until
 
 @pytest.fixture
 def first():
-    """Of ten ports that nobody uses, nor used in the last minute."""
+    """A range of ten ports that no process uses, or used in the last minute."""
     return quiet_ports(10, clean=True)
 
 
@@ -116,7 +116,7 @@ class TestLease:
 
 
 class Test13PortTaken:
-    """Who really listens on a worker's port."""
+    """The real listeners on a worker's port."""
 
     def test_nobody_yet(self, source, port):
         assert listeners(port) == frozenset()
@@ -134,7 +134,7 @@ class Test13PortTaken:
         assert owner_check(port, [os.getpid(), worker.pid]) is Ownership.OURS
 
     def test_an_impostor(self, source, port, workers):
-        """It answers /health as well as any."""
+        """The other server answers /health, too."""
         worker, impostor = workers(port, "--start-delay", "60"), workers(port)
         wait_until(lambda: listeners(port))
         assert owner_check(port, [worker.pid]) is Ownership.FOREIGN

@@ -1,4 +1,4 @@
-"""Workers as real processes: started, stopped, killed, and certainly gone. Runs on both event loops."""
+"""Workers as real processes: started, stopped, killed, and confirmed to be gone. Runs on both event loops."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("subreaper")
 
 
 async def ready(path: Path) -> None:
-    """Until the fake worker says that it is up."""
+    """Wait until the fake worker reports that it is up."""
     await until(lambda: path.exists() and any(word in path.read_text() for word in ("ready\n", "listening on")))
 
 
 class TestSpawn:
-    """A started worker runs what was ordered, marked as ours, and nobody can read its keys from outside."""
+    """A started worker runs its order, has our mark, and other users can't read its keys."""
 
     async def test_runs_marked_below_its_shim(self, instance, tmp_path, descriptors):
         worker = await spawn(order(instance, tmp_path, "--log-env", env={"KEY": "secret-1"}, generation=7))
@@ -114,7 +114,7 @@ class Test11CancelledSpawn:
 
 
 class TestStop:
-    """Asked to end first, made to end then; over when the last process of the tree is gone."""
+    """A stop terminates first and kills then; it is over when the last process of the tree is gone."""
 
     async def test_ends_politely(self, instance, tmp_path, descriptors):
         worker = await spawn(order(instance, tmp_path))
@@ -193,7 +193,7 @@ class TestStop:
 
 
 class Test03GrandchildHoldsStdout:
-    """A stop is over when the tree is gone, whoever holds its output."""
+    """A stop is over when the tree is gone, even if another process has its output open."""
 
     async def test_a_grandchild_that_holds_stdout_delays_nothing(self, instance, tmp_path, measured):
         """The leader obeys, its detached grandchild ignores SIGTERM and keeps the log open."""
@@ -224,7 +224,7 @@ class Test04IgnoresSigterm:
 
 
 class TestDeath:
-    """Dead is what the kernel calls dead."""
+    """A process is dead only when the kernel says so."""
 
     async def test_a_signal_is_told_from_an_exit_code(self, instance, tmp_path):
         worker = await spawn(order(instance, tmp_path, "--exit-signal", str(int(signal.SIGABRT))))
@@ -323,7 +323,7 @@ class Test06LeaderThreadGone:
 
 
 class Test07Unkillable:
-    """What can't be killed is never called gone."""
+    """A process that survives SIGKILL is never reported as gone."""
 
     async def test_what_cannot_be_killed_is_said_and_never_called_gone(
         self, instance, tmp_path, descriptors, monkeypatch

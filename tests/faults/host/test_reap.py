@@ -1,4 +1,4 @@
-"""Whatever is killed with -9, nothing stays behind, and nobody else is ever hit."""
+"""After any kill -9 no process is left, and no other process is ever killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def restarting(instance: str, folder: Path, workers: int, mode: str) -> subproce
 
 @pytest.fixture
 def stranger(instance):
-    """A process that is nobody's worker, although it has a marker of another instance."""
+    """A process that is no worker, although it has another instance's mark."""
     process = subprocess.Popen(["/bin/sleep", "600"], env={"LLMUX_INSTANCE": f"{instance}-other"})
     yield process
     assert process.poll() is None
@@ -62,11 +62,11 @@ class Test01DaemonKilled:
 
 
 class Test02DaemonAndShimsKilled:
-    """What survives daemon and shims is reaped by the next start, within a second."""
+    """The next start reaps all survivors of daemon and shims, within a second."""
 
     @pytest.mark.soak
     def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger, measured):
-        """Nobody is left who could clean up."""
+        """No process is left that could clean up."""
         slowest = 0.0
         for _ in range(times(3, 40)):
             with restarting(instance, tmp_path, 3, "steady") as daemon:
@@ -93,7 +93,7 @@ class Test02DaemonAndShimsKilled:
 
 
 class TestReap:
-    """Leftovers are found by their mark, and only they are."""
+    """Exactly the processes with the mark are found."""
 
     def test_nothing_to_do(self, instance, stranger):
         assert reap_leftovers(instance) == []
@@ -109,7 +109,7 @@ class TestReap:
             process.wait()
 
     def test_a_process_whose_first_thread_ended_is_found(self, instance):
-        """Fault 6: /proc shows neither its environment nor a life, but it holds everything it had."""
+        """Fault 6: /proc shows no environment and no live state, but the process still has its memory and files."""
         process = marked_process(instance, "--thread-outlives", "60")
         wait_until(lambda: state(process.pid) == "Z")
         reaped = reap_leftovers(instance)
@@ -117,7 +117,7 @@ class TestReap:
         assert process.wait() == -signal.SIGKILL
 
     def test_an_inherited_log_is_a_mark_too(self, instance, tmp_path):
-        """As its shim opens it; whoever opens it by its path, to read or to write, is left alone."""
+        """The log as its shim opens it; processes that open the log by its path, to read or to write, are left alone."""
         path = tmp_path / "m.log"
         with path.open("ab") as log, path.open("ab") as other:
             files.lock(log, shared=True)
@@ -130,7 +130,7 @@ class TestReap:
         editor.wait()
 
     def test_never_itself_or_its_ancestors(self, instance, tmp_path):
-        """A daemon that was started by one of its own workers does not kill the branch it sits on."""
+        """A daemon that one of its own workers started doesn't kill its own ancestors."""
         program = "import sys; from supervisor.host.process.reap import *; print(len(reap_leftovers(sys.argv[1])))"
         env = {"LLMUX_INSTANCE": instance, "PATH": os.environ["PATH"]}
         shell = ["/bin/sh", "-c", f'{sys.executable} -c "{program}" {instance}; echo alive']
@@ -149,7 +149,7 @@ class TestReap:
 
 
 class Test08PidReuse:
-    """A pid is a number that may be somebody else's tomorrow."""
+    """The kernel may reuse a pid for another process."""
 
     def test_another_start_time_is_another_process(self, instance):
         process = marked_process(instance)
@@ -167,7 +167,7 @@ class Test08PidReuse:
         assert open_same(Proc.read(stranger.pid), Mark(instance)) is None
 
     def test_a_reused_pid_is_not_signalled(self, instance, monkeypatch):
-        """The pid of a worker that was seen a moment ago is now a stranger's."""
+        """The pid of a worker seen a moment ago now belongs to another process."""
         last_pid = Path("/proc/sys/kernel/ns_last_pid")
         if not os.access(last_pid, os.W_OK):
             pytest.skip("choosing the next pid needs CAP_CHECKPOINT_RESTORE")

@@ -1,4 +1,4 @@
-"""A shim that changes hands: whose death ends its tree, and when nobody's does."""
+"""A shim that is handed over: the daemon whose death ends its tree, and times when no death does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = f"keep {LIMIT_S:.0f}"
 
 
 class Lent:
-    """A worker whose parent is a process of its own, and whose descriptors are here."""
+    """A worker with a separate process as parent, and its descriptors in this process."""
 
     def __init__(self, instance: str, folder: Path) -> None:
         self.instance, self.folder = instance, folder
@@ -77,14 +77,14 @@ def lent(instance, tmp_path) -> Iterator[Lent]:
 
 @pytest.fixture
 def heir() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that adopts: what it is does not matter to the shim."""
+    """A process that adopts the worker: the shim accepts any process."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
 
 
 def unread(descriptor: int) -> int:
-    """Bytes that the shim has not read of what it was told."""
+    """The bytes of commands that the shim has not read yet."""
     return struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))[0]
 
 
@@ -95,7 +95,7 @@ async def heard(lent: Lent) -> None:
 
 class TestWhoseDeathCounts:
     async def test_the_parents_whoever_holds_the_pipe(self, lent):
-        """Without an announced hand-over, that somebody has the pipe changes nothing."""
+        """Without an announced hand-over, another process with the pipe changes nothing."""
         await lent.begin()
         lent.kill_parent()
         await lent.gone()
@@ -117,7 +117,7 @@ class TestWhoseDeathCounts:
         assert time.monotonic() - began_at >= 1.0
 
     async def test_the_parent_lives_and_nobody_adopts(self, lent):
-        """It goes on, and the parent's death counts as before."""
+        """The worker goes on, and the parent's death counts as before."""
         await lent.begin("keep 1")
         await asyncio.sleep(1.3)  # the time is over: nothing shows that from outside
         await until(lambda: len(lent.tree()) == 4)
@@ -141,7 +141,7 @@ class TestWhoseDeathCounts:
         await lent.gone()
 
     async def test_the_last_successors_alone(self, lent, heir):
-        """An earlier one may end at any moment after it has told the shim to keep."""
+        """An earlier daemon may end at any moment after it has sent `keep`."""
         await lent.begin(LONG)
         with subprocess.Popen(["sleep", "1000"]) as first:
             lent.tell(f"adopt {first.pid}\n{LONG}\n")
@@ -202,7 +202,7 @@ class TestAdoptedProcess:
         assert (await asyncio.wait_for(adopted.wait(), LIMIT_S)).code == -signal.SIGKILL
 
     async def test_a_killed_shim_is_cleared_up_after(self, adopted, lent):
-        """Its orphans fall to somebody else, so only the hunt by the mark finds them."""
+        """Another process adopts its orphans, so only the hunt by the mark finds these."""
         os.kill(lent.shim, signal.SIGKILL)
         end = await asyncio.wait_for(adopted.wait(), LIMIT_S)
         assert (end.code, end.killed) == (None, False)

@@ -31,7 +31,7 @@ def amd(tmp_path):
 
 @pytest.fixture
 def host(tmp_path):
-    """Makes main memory of 128000 MiB, of which so many are available."""
+    """Scripts main memory of 128000 MiB with `available_mib`."""
     file = tmp_path / "meminfo"
 
     def write(available_mib: int = 120000) -> None:
@@ -49,7 +49,7 @@ def driver(amd, host):
 
 @pytest.fixture
 def reader(driver):
-    """A reader of all that can be used."""
+    """A reader of all usable GPUs."""
 
     def opened():
         found = driver()
@@ -93,7 +93,7 @@ class TestFind:
 
     @pytest.mark.parametrize("name", ["kfd", "dri/renderD128"])
     def test_one_that_workers_cant_open(self, amd, driver, monkeypatch, name):
-        """In a container that has /sys, but not the devices; or this user isn't of their group."""
+        """In a container with /sys but without the devices, or for a user outside the devices' group."""
         amd.gpu(1, vram_mib=16368)
         monkeypatch.setattr("os.access", lambda file, mode: file != amd.dev / name)
         (found,) = driver().find()
@@ -104,7 +104,7 @@ class TestFind:
         assert found.unusable == f"can't be used: {amd.dev / name} is not there"
 
     def test_a_small_apu_that_nobody_wants_is_no_news(self, amd, driver):
-        """Most desktops have one, and their users are in no group for it."""
+        """Most desktops have a small APU, and their users are not in the group for it."""
         amd.gpu(1, vram_mib=512, apu=True)
         (amd.dev / "kfd").unlink()
         (found,) = driver().find()
@@ -151,7 +151,7 @@ class TestRead:
         assert used(reader().read(holder())) == [2]
 
     def test_without_descriptors_by_the_fall_of_free_memory(self, amd, reader):
-        """As for a container's processes, whose descriptors are another user's."""
+        """As for a container's processes, with descriptors of another user."""
         amd.gpu(1, vram_mib=16368)
         opened = reader()
         opened.read({})
@@ -198,7 +198,7 @@ class TestApu:
     def test_as_delivered(self, amd, reader):
         amd.gpu(1, **HALO)
         (info,) = reader().devices()
-        assert info.total_mib == 63488  # what the driver may map, less than 80 % of the machine
+        assert info.total_mib == 63488  # the driver's limit for mapping, less than 80 % of the machine
 
     def test_a_larger_window_than_the_budget(self, amd, reader):
         amd.gpu(1, **{**HALO, "gtt_mib": 120000})
@@ -224,7 +224,7 @@ class TestApu:
         assert (device.free_mib, device.outside_mib) == (20000, 43488)
 
     def test_a_worker_takes_both(self, amd, reader):
-        """What it holds on the GPU, and its own memory: this test's process has some tens of MiB."""
+        """A worker's use is its memory on the GPU and its own: this test's process has some tens of MiB."""
         amd.gpu(1, **HALO)
         opened = reader()
         (plain,) = used(opened.read(holder(loading=False)))
@@ -237,7 +237,7 @@ class TestApu:
 
 
 class TestChoice:
-    """Which of them are used, and what a worker may see."""
+    """The choice of GPUs, and a worker's visible devices."""
 
     @pytest.fixture(autouse=True)
     def scripted(self, driver, script, monkeypatch):

@@ -1,4 +1,4 @@
-"""How many compilers run at once."""
+"""The number of compilers that run at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients send is opened by a process with limits, which never outlives the daemon."""
+"""A process with limits opens clients' files, and never outlives the daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def picture(size=(8, 8), form="WEBP", mode="RGB") -> bytes:
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Have another program in its place."""
+    """Replace the converter's program."""
 
     def put(code: str) -> Path:
         path = tmp_path / "child.py"
@@ -42,7 +42,7 @@ def child(monkeypatch, tmp_path):
 
 
 class TestPictures:
-    """They become PNG."""
+    """Pictures become PNG."""
 
     @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
     async def test_any_mode(self, mode):
@@ -50,7 +50,7 @@ class TestPictures:
         assert Image.open(io.BytesIO(found)).size == (8, 8)
 
     async def test_as_it_stands(self):
-        """A camera writes which side is up beside the picture."""
+        """A camera stores the orientation beside the picture."""
         out = io.BytesIO()
         turned = Image.Exif()
         turned[0x0112] = 6
@@ -64,7 +64,7 @@ class TestPictures:
 
 
 class TestProcess:
-    """It is asked for what is new, and ended when it doesn't end."""
+    """It converts only new files, and is killed at its limit."""
 
     async def test_what_was_opened_is_kept(self, child):
         converter = Converter()
@@ -116,7 +116,7 @@ class TestProcess:
 
 
 def test_it_ends_with_the_daemon(tmp_path):
-    """By the kernel, while it waits for what is to be opened."""
+    """By the kernel, while it waits for its input."""
     code = """
         import asyncio, sys
         from supervisor.host.media import convert

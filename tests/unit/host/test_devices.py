@@ -15,7 +15,7 @@ def ids(opened):
 
 
 class TestAuto:
-    """All NVIDIA GPUs if there are any, and host memory; and it says what it left out."""
+    """All NVIDIA GPUs if there are any, and host memory; notes name the omitted devices."""
 
     async def test_all_gpus(self, script):
         script(gpus=[{}, {"mig": True}, {}])
@@ -54,7 +54,7 @@ class TestAuto:
 
 
 class TestListed:
-    """Exactly what the configuration lists, or every reason why not."""
+    """Exactly the listed devices, or all problems."""
 
     async def test_gpus_by_index_and_uuid_and_host_together(self, script):
         script(gpus=[{"uuid": "GPU-aa"}, {"uuid": "GPU-ab"}])

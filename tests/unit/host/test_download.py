@@ -1,4 +1,4 @@
-"""One file of known size and hash comes whole and as it must be, or not at all."""
+"""A file of known size and hash arrives complete and correct, or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = File("deep/weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 @dataclass
 class Answer:
-    """Its chunks, one after the other; an exception among them is raised."""
+    """The chunks of a body, one after the other; an exception among these is raised."""
 
     status_code: int
     chunks: tuple[bytes | Exception, ...] = ()
@@ -85,7 +85,7 @@ def part(tmp_path):
 
 
 class TestFile:
-    """The length of its digest says how that is made."""
+    """The length of the digest shows its algorithm."""
 
     @cases("digest", [hashlib.sha256(CONTENT).hexdigest(), hashlib.sha1(b"blob 10\0" + CONTENT).hexdigest()])
     def test_content(self, tmp_path, digest):
@@ -97,7 +97,7 @@ class TestFile:
 
 
 class TestGoingOn:
-    """An attempt requests what is missing."""
+    """An attempt requests the missing bytes."""
 
     def test_where_the_line_broke(self, get):
         broken = Answer(200, (b"all", ValueError("broke\nand some advice")))
@@ -133,7 +133,7 @@ class TestGoingOn:
 
 
 class TestBounds:
-    """No more than the file's size is read, and what is wrong takes no place."""
+    """No more than the file's size is read, and wrong content is never put in place."""
 
     def test_the_rest_is_not_read(self, get):
         get(Answer(200, (CONTENT + b" And", b" more")))
@@ -187,7 +187,7 @@ class TestGivingUp:
 
 
 class TestStopped:
-    """At the next chunk, or in a pause; what has come stays."""
+    """At the next chunk, or in a pause; received bytes stay."""
 
     @cases("chunks", [(b"all", b" of it!"), (b"all",)])
     def test_soon(self, get, part, monkeypatch, chunks):

@@ -1,4 +1,4 @@
-"""Who listens on a unix socket, and whether that lasts."""
+"""Listening on a unix socket, and whether that lasts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ signal.pause()
 
 @pytest.fixture
 def listens(tmp_path):
-    """Another process that listens, and what happens to it once somebody has connected."""
+    """Another process that listens; `what` is its reaction to a connection."""
     processes = []
 
     def start(what: str) -> Path:
@@ -50,7 +50,7 @@ def listens(tmp_path):
 
 
 class TestGoesOnListening:
-    """A daemon that is being killed is none that runs."""
+    """A daemon that is being killed doesn't count as running."""
 
     def test_one_that_lives(self, listens):
         assert goes_on_listening(listens("lives"), within_s=0.0)

@@ -12,7 +12,7 @@ from supervisor.host.store.files import create, refusal, replacing
 
 
 class TestReplacing:
-    """A file is there as it was or as it should be, and nothing is left beside it."""
+    """A file has its old or its new content, and no temporary file is left."""
 
     def test_in_one_step(self, tmp_path):
         path = tmp_path / "keys"

@@ -47,7 +47,7 @@ def meminfo(tmp_path, total_mib, available_mib):
 
 
 class TestBudget:
-    """What models share: a part of the machine, or of what a control group leaves of it."""
+    """The budget that models share: a part of the machine's or the control group's memory."""
 
     def test_default_is_four_fifths(self, tmp_path):
         host = HostMemory(meminfo=meminfo(tmp_path, 10000, 9000), groups=())
@@ -144,7 +144,7 @@ class TestUse:
         assert 400 <= sample.free_mib <= 440
 
     def test_a_worker_takes_what_it_would_take_alone(self, spawn, tmp_path):
-        """A share of the pages would be half of that, be learned, and be too little when it is alone next time."""
+        """PSS would be half of the shared pages: as a learned footprint too little for a worker that runs alone."""
         model = tmp_path / "model.gguf"
         model.write_bytes(os.urandom(60 * MIB))
         host = HostMemory()
@@ -198,7 +198,7 @@ class TestUse:
 
 
 class TestCost:
-    """A large process is not looked at in full every time; its growth since is still seen."""
+    """A large process isn't measured in full every time; its growth since then still counts."""
 
     def test_between_full_looks_the_growth_of_rss_is_added(self, monkeypatch, spawn):
         monkeypatch.setattr(host_memory, "MEASURING_SHARE", 1e-9)  # one full look, then never again
@@ -207,7 +207,7 @@ class TestCost:
         holders = {A: on_host(process.pid)}
 
         def used() -> int:
-            """At its next stop; then it goes on."""
+            """Measure at the next stop of the process, then let it go on."""
             process.stdout.readline()
             found = host.read(holders).workers[0].used_mib
             process.stdin.write(b"\n")

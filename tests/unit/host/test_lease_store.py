@@ -60,7 +60,7 @@ def share(mib: int, most: int = 1000) -> Share:
 
 
 class TestTake:
-    """All that holders have of a device never exceeds what all may have."""
+    """The sum of all holders' leases never exceeds the device's limit."""
 
     async def test_as_long_as_there_is_room(self, store):
         assert await store.take("a", {GPU: share(600)}, 60.0) is None

@@ -1,4 +1,4 @@
-"""What a daemon offers to its own user."""
+"""The file by which a daemon gives access to its own user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log follower: a worker's log as it grows."""
+"""`LogReader` on a growing log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from supervisor.host.process.logs import CUT, MOST_BYTES, LogReader
 
 
 class TestLogFollower:
-    """Whole lines, each once, whatever becomes of the file."""
+    """It gives whole lines, each once, even if the file is truncated or replaced."""
 
     def test_gives_lines_once_they_are_whole(self, tmp_path: Path):
         path = tmp_path / "log"

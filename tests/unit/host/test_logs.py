@@ -1,4 +1,4 @@
-"""What the last words of a worker mean."""
+"""The class of a crash, by the log's last lines."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ MESSAGES = [
 
 
 class TestClassify:
-    """From exit code and log to the class of a crash and the line that tells most."""
+    """From exit code and log to the class of a crash and the most specific line."""
 
     @cases(("text", "code", "kind", "summary"), MESSAGES)
     def test_messages_of_real_programs(self, text, code, kind, summary):
@@ -190,7 +190,7 @@ class TestClassify:
 
 
 class TestTail:
-    """The end of a log, fit to be shown."""
+    """The end of a log, cleaned for showing."""
 
     def test_last_lines(self, tmp_path: Path):
         path = tmp_path / "log"

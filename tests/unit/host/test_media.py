@@ -1,4 +1,4 @@
-"""Files for prompts: regular ones below one folder, whatever leads there."""
+"""Files for prompts: regular files below one folder, after all links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def opened():
 
 
 class TestFiles:
-    """What is read is what was checked."""
+    """The checked file is the file that is read."""
 
     async def test_below(self, folder):
         assert await read(folder, folder / "in" / "a") == b"content"
@@ -123,7 +123,7 @@ class TestFiles:
 
 
 class TestPieces:
-    """A server may send byte by byte, and thousands of pieces are there at once."""
+    """A server that sends single bytes may have queued thousands of pieces."""
 
     async def test_others_have_their_turns(self):
         turns = 0

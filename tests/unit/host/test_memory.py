@@ -150,7 +150,7 @@ class TestThreadedSampler:
 
 
 class TestCompositeSampler:
-    """Several sources are one; one that hangs makes only its own devices stale."""
+    """Several samplers act as one; a sampler that hangs makes only its own devices stale."""
 
     async def test_it_joins_them(self, reader):
         other = ScriptedReader(DeviceId("y"))

@@ -57,7 +57,7 @@ def device(reading):
 
 
 class TestBusy:
-    """How much a GPU computes, where its driver says it."""
+    """A GPU's utilisation, if its driver shows it."""
 
     def test_of_those_that_tell(self, script, open_reader):
         script(gpus=[{"busy": 67}, {}, {"busy": 0}])
@@ -81,7 +81,7 @@ class TestUnified:
 
     @pytest.fixture
     def spark(self, script, tmp_path, clock):
-        """Opens a reader; call it with what is available first."""
+        """Opens a reader; its `write` scripts the available memory."""
         meminfo = tmp_path / "meminfo"
 
         def write(available_kib=self.AVAILABLE_KIB):
@@ -118,7 +118,7 @@ class TestUnified:
         assert device(reading).free_mib == reader.devices()[0].total_mib - mib
 
     def test_without_a_list_of_processes(self, script, spark):
-        """As on a Jetson: the fall of what is available tells."""
+        """As on a Jetson: the fall of available memory is the worker's use."""
         reader = spark()
         script(gpus=[{**self.GB10, "list": "error"}])
         reader.read({})
@@ -147,7 +147,7 @@ class TestUnified:
 
 
 class TestDevices:
-    """What the driver tells about its GPUs becomes device facts."""
+    """The driver's facts about its GPUs become device facts."""
 
     def test_facts_of_a_gpu(self, script, open_reader):
         script(gpus=[{"total_mib": 16384, "reserved_mib": 400, "uuid": "GPU-x", "name": "RTX"}], driver="590.48")
@@ -157,7 +157,7 @@ class TestDevices:
         assert not info.spec.returns_at_exit
 
     def test_the_generation_reaches_the_adapters(self, script, open_reader):
-        """Which of them needs another program or setting is a runtime's to know."""
+        """Runtimes decide by these facts on another program or setting."""
         script(gpus=[{"capability": [12, 0]}, {}])
         new, silent = (info.assignment.capability for info in open_reader().devices())
         assert (new, silent) == ((12, 0), None)
@@ -201,7 +201,7 @@ class TestDevices:
 
 
 class TestAttribution:
-    """Who takes what, where the process list can be believed."""
+    """Each process's use, if the process list can be trusted."""
 
     def test_a_worker_is_its_whole_tree_and_the_rest_is_outside(self, script, open_reader, spawn):
         parent = spawn(
@@ -247,7 +247,7 @@ class TestAttribution:
 
 
 class TestWithoutAProcessList:
-    """Fault 20: whatever the list hides, a loading worker's use is the fall of free memory and outside is unknown."""
+    """Fault 20: if the list hides processes, a loading worker's use is the fall of free memory and outside is unknown."""
 
     @pytest.mark.parametrize("how", ["empty", "no_sizes", "host_pids", "error"])
     def test_the_use_is_the_fall_of_free_memory(self, script, open_reader, spawn, how):
@@ -271,13 +271,13 @@ class TestWithoutAProcessList:
         worker = spawn(FAKE_VRAM_MIB=2000, FAKE_VRAM_WORLD=script.world)
         script(gpus=[{"processes": []}])
         reader = open_reader()
-        script(gpus=[{"total_mib": 8192, "processes": []}])  # 8 GiB taken by somebody who is not in the list
+        script(gpus=[{"total_mib": 8192, "processes": []}])  # 8 GiB of a process that the list hides
         reading = reader.read(holder(worker.pid))
         assert (used(reading), device(reading).outside_mib) == ([2000], None)
 
 
 class TestMemoryThatReturnsLate:
-    """Fault 17: free is what the device says, whoever is dead."""
+    """Fault 17: free memory is the device's figure, even after a process's end."""
 
     def test_free_rises_only_when_the_driver_shows_it(self, script, open_reader, spawn):
         script(return_after_s=None)

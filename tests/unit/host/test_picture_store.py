@@ -37,7 +37,7 @@ def age(kept: Kept | None, seconds: float) -> None:
 
 
 class TestKeeping:
-    """What is kept is found by its name, by nobody else's."""
+    """A kept picture is found by its name only."""
 
     def test_it_is_found_by_a_name_that_cannot_be_guessed(self, store):
         one, other = keep(store, b"one", "png"), keep(store, b"other", "webp")
@@ -78,7 +78,7 @@ class TestKeeping:
 
 
 class TestGoing:
-    """The oldest go for the newest, and each at its time."""
+    """The oldest make room for the newest, and each expires in time."""
 
     def test_the_oldest_go_first(self, store):
         names = [keep(store, bytes(40), "png")]

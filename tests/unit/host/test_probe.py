@@ -105,7 +105,7 @@ class TestInference:
 
 
 class TestProbe:
-    """Any 2xx within the time is ok; everything else is not, and says why; nothing is raised."""
+    """Any 2xx within the time is ok; any other result is not, and has the reason; nothing is raised."""
 
     async def test_ok(self):
         heads = []
@@ -227,7 +227,7 @@ class TestCheckReady:
 
 
 class TestOurOwnTrouble:
-    """What is wrong with us is never held against a worker (fault 28)."""
+    """Our own errors never count against a worker (fault 28)."""
 
     async def test_no_descriptors_left(self):
         async with serving(always(reply(200))) as address:
@@ -271,7 +271,7 @@ asyncio.run(main())
 
 
 class TestReadiness:
-    """Three failures in a row take it out, one success brings it back."""
+    """Three failures in a row make a worker unready, one success makes it ready again."""
 
     def test_falls_after_three_in_a_row(self):
         readiness = Readiness()
@@ -290,7 +290,7 @@ class TestReadiness:
 
 
 class TestLiveness:
-    """Six failures in a row while no bytes flow are the end."""
+    """After six failures in a row without a byte the worker is dead."""
 
     def test_six_in_a_row(self):
         liveness = Liveness()
@@ -309,7 +309,7 @@ class TestLiveness:
 
 
 class TestStartup:
-    """A start may take long as long as something moves, and not for ever."""
+    """A start may take long while it makes progress, up to a limit."""
 
     def test_the_pause_stays_small_against_the_start(self):
         assert [startup_delay_s(elapsed) for elapsed in (0, 0.1, 1, 2, 10, 1000)] == [0.02, 0.02, 0.05, 0.1, 0.5, 0.5]

@@ -1,4 +1,4 @@
-"""How far a starting worker has come: its processes, its memory, its log."""
+"""The progress of a starting worker: its processes, its memory, its log."""
 
 from __future__ import annotations
 

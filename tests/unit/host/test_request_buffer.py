@@ -1,4 +1,4 @@
-"""What is kept of requests' bodies: counted once, let go once, and on disk while they wait."""
+"""Buffers of requests' bodies: counted once, released once, and on disk while the requests wait."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class TestSpilling:
 
 
 class TestGathered:
-    """What is kept of an answer: one of them is bounded, and all together count as bodies."""
+    """Buffered answers: each is bounded, and all together count as bodies."""
 
     async def test_one(self, budget):
         answer = Gathered(budget, 2 * LARGE)

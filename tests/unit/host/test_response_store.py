@@ -1,4 +1,4 @@
-"""StoredResponse responses: bounded by bytes, count and age, found by whom they are for, and by other processes."""
+"""Stored responses: bounded by bytes, count and age, found by their owners, and by other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept(size=10, owner="ann", **keys):
 
 
 async def read(found):
-    """All that is known of one."""
+    """All fields of a stored response."""
     response, items = bytes(await found.response.whole()), bytes(await found.items.whole())
     return found.owner, found.status, found.is_background, found.is_streamed, response, items
 
@@ -116,7 +116,7 @@ class TestFound:
 
 
 class TestPieces:
-    """Nobody has more of one in memory than a piece."""
+    """No reader has more of a response in memory than a piece."""
 
     async def test_of_a_large_one(self, tmp_path):
         store = opened(tmp_path, most_bytes=1 << 24)

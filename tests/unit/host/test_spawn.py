@@ -1,4 +1,4 @@
-"""Whose fault it is that a worker can't be started. Real processes, but for what no test can bring about."""
+"""The classes of failed starts. Real processes, except for failures that no test can cause."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 async def filled(path, footprints=40):
-    """A cache with this content, and a state with the same."""
+    """A cache and a state with the same content."""
     cache, state = await Footprints.open(path), await Store.open(state_of(path))
     async with state.transaction() as changes:
         for number in range(footprints):
@@ -73,7 +73,7 @@ def run(code, *argv):
 
 
 class TestRemembering:
-    """What was learned and put is there after a restart."""
+    """A restart keeps footprints and values."""
 
     async def test_footprints_by_definition_and_device(self, tmp_path):
         path = tmp_path / "state" / "llmux.db"
@@ -304,7 +304,7 @@ os._exit(1)
         )
 
     def test_without_room_nothing_is_changed(self, tmp_path):
-        """Neither then nor later in that run: what it has in memory isn't what the older schema has."""
+        """Neither then nor later in that run: the data in memory doesn't have the older schema."""
         path = tmp_path / "db"
         former_state(path, 2000)
         before = rows_of(path)
@@ -492,7 +492,7 @@ class TestADamagedState:
 
 
 class TestKilled:
-    """Whenever the daemon is killed, what it had saved is there at the next start, and transactions are whole."""
+    """A daemon killed at any moment finds all saved changes at its next start, and transactions are whole."""
 
     def test_while_writing(self, tmp_path):
         out = run(
@@ -640,7 +640,7 @@ print("done")
 
 
 class TestAFullDisk:
-    """Fault 21: what was saved stays, what can't be saved is a warning, and saving goes on when there is room again."""
+    """Fault 21: saved changes stay, a failure to save is a warning, and saving goes on when there is room again."""
 
     async def test_while_running(self, tmp_path):
         learned, things = await filled(tmp_path / "db")

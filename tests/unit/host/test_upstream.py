@@ -1,4 +1,4 @@
-"""The pooled client on the wire: what it reuses, what it refuses, and that it never sends anything twice. About 4 s."""
+"""The pooled client on the wire: connections that it reuses or refuses, and no request sent twice. About 4 s."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestReuse:
             assert behind.accepted == 1
 
     async def test_closed_while_the_next_request_is_on_its_way(self):
-        """llama.cpp ends every stream so, whatever its Keep-Alive says; the client must not hear of it."""
+        """llama.cpp closes after every stream despite its Keep-Alive; the client must not notice."""
 
         async def script(conn: Conn) -> None:
             await conn.request()
@@ -143,7 +143,7 @@ class TestReuse:
 
 
 class TestRequest:
-    """What the worker gets."""
+    """The bytes that the worker gets."""
 
     async def test_wire_format(self):
         seen = []
@@ -232,7 +232,7 @@ class TestRequest:
 
 
 class TestAnswer:
-    """What is a complete answer, and what only looks like one."""
+    """Complete answers, and incomplete ones that look complete."""
 
     @cases(
         ("method", "wire", "expected"),
@@ -333,7 +333,7 @@ class TestAnswer:
 
 
 class TestDeadlines:
-    """Silence ends; work does not."""
+    """A silent request ends; one that makes progress doesn't."""
 
     async def test_first_byte(self):
         async def script(conn: Conn) -> None:
@@ -412,7 +412,7 @@ class TestBackpressure:
 
 
 class TestCancellation:
-    """Nothing stays open, whenever the caller is cancelled."""
+    """Cancelling the caller at any moment leaves no connection open."""
 
     async def test_no_leaks(self):
         async def script(conn: Conn) -> None:

@@ -8,7 +8,7 @@ from supervisor.host.store.versions import MOST, Versions, digest
 
 
 class TestVersions:
-    """Each text that was in force, the newest first."""
+    """Each version of the text, the newest first."""
 
     def test_none_yet(self, tmp_path):
         versions = Versions(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""GPUs that only Vulkan computes on, from a scripted /sys and /proc. What Intel's drivers answer is scripted, too."""
+"""GPUs that only Vulkan computes on, from a scripted /sys and /proc. The answers of Intel's drivers are scripted, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A = (ModelId("a"), Generation(1))
 
 
 class Intel:
-    """What the drivers answer, by render node: total and left, None for no memory, or an error."""
+    """The drivers' answers, by render node: total and free bytes, None for no memory, or an error."""
 
     def __init__(self) -> None:
         self.told: dict[str, tuple[int, int] | OSError | None] = {}
@@ -131,7 +131,7 @@ class TestRead:
         ],
     )
     def test_what_a_worker_holds(self, cards, intel, driver, fields, used):
-        """The driver says that nothing is taken to those who may not know."""
+        """To processes without permission the driver shows no use."""
         cards.intel(1)
         intel.told["renderD128"] = (12 * GIB, 12 * GIB)
         file = cards.proc / f"{ME}/fdinfo/7"

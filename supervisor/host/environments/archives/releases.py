@@ -1,8 +1,9 @@
 """A project's releases: the files of a build, with their sizes and sha256, and fetching them.
 
-A digest comes from the first of these sources that knows the file: the digests that this llmux pins; the digests noted on this machine;
-the release's API, which is used only for a build that a person has named. The API's digests are noted beside the environments, in a
-file that a person can read, keep, and copy to other machines. "The latest" is never requested: it may be half uploaded.
+A digest comes from the first of these sources that knows the file: the digests that this llmux pins; the digests noted on this
+machine; the release's API, which is used only for a build that a person has named. The API's digests are noted beside the
+environments, in a file that a person can read, keep, and copy to other machines. "The latest" is never requested: it may be
+half uploaded.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _files_from(listed: Mapping[str, tuple[int, str]]) -> dict[str, File]:
 
 @contextlib.contextmanager
 def _open_response(url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
-    """A response whose body is still unread. Raises httpx.HTTPError."""
+    """A response with an unread body. Raises httpx.HTTPError."""
     with httpx.stream("GET", url, headers=headers, timeout=download.TIMEOUT_S, follow_redirects=True) as response:
         response.raise_for_status()
         yield response
