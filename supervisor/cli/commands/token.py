@@ -62,7 +62,9 @@ def token_sign(
     try:
         key = read_key(path)
         found = (
-            op_tokens.begin(operation, _parse_fields(assignments), signers) if operation else op_tokens.parse_token(begun)
+            op_tokens.begin(operation, _parse_fields(assignments), signers)
+            if operation
+            else op_tokens.parse_token(begun)
         )
         signed = op_tokens.with_signature(found, key, own)
     except (OSError, ValueError) as error:
