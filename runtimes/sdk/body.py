@@ -19,7 +19,7 @@ T = TypeVar("T", bound=str)
 MAX_JSON_BYTES = 256 << 20
 
 
-async def limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+async def read_limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
     """The body in chunks, as it arrives. Raises WorkerError beyond `most` bytes."""
     size = 0
     async for piece in request.stream():
@@ -37,10 +37,10 @@ class Body:
         self._form = form
 
     @classmethod
-    async def of(cls, request: Request) -> Body:
+    async def parse(cls, request: Request) -> Body:
         """Parse a request's JSON. Raises WorkerError unless it is an object."""
         data = bytearray()
-        async for piece in limited(request, MAX_JSON_BYTES):
+        async for piece in read_limited(request, MAX_JSON_BYTES):
             data += piece
         try:
             values = json.loads(data)
@@ -60,10 +60,10 @@ class Body:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.wrong(name, "a string")
+            raise self.wrong_value(name, "a string")
         return value
 
-    def needed_text(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         """A required string that isn't empty."""
         value = self.text(name)
         if value is None or not value.strip():
@@ -85,26 +85,26 @@ class Body:
             try:
                 value = float(value)
             except ValueError:
-                raise self.wrong(name, "a number") from None
+                raise self.wrong_value(name, "a number") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise self.wrong(name, "a number")
+            raise self.wrong_value(name, "a number")
         if not low <= value <= high:
-            least, most = _written(low), _written(high)
+            least, most = _format_bound(low), _format_bound(high)
             bound = f"at least {least}" if value < low else f"at most {most}"
-            raise self.wrong(name, f"from {least} to {most}" if high < 1 << 62 else bound)
+            raise self.wrong_value(name, f"from {least} to {most}" if high < 1 << 62 else bound)
         return value
 
     @overload
-    def whole(self, name: str, default: int, low: int = ..., high: int = ...) -> int: ...
+    def integer(self, name: str, default: int, low: int = ..., high: int = ...) -> int: ...
     @overload
-    def whole(self, name: str, default: None = None, low: int = ..., high: int = ...) -> int | None: ...
-    def whole(self, name: str, default: int | None = None, low: int = -(1 << 63), high: int = 1 << 63) -> int | None:
+    def integer(self, name: str, default: None = None, low: int = ..., high: int = ...) -> int | None: ...
+    def integer(self, name: str, default: int | None = None, low: int = -(1 << 63), high: int = 1 << 63) -> int | None:
         """A whole number from `low` to `high`, inclusive."""
         value = self.number(name, default, low, high)
         if value is None:
             return None
         if value != int(value):
-            raise self.wrong(name, "a whole number")
+            raise self.wrong_value(name, "a whole number")
         return int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -115,7 +115,7 @@ class Body:
         if self._form and isinstance(value, str) and value.lower() in {"true", "1", "false", "0"}:
             return value.lower() in {"true", "1"}
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.wrong_value(name, "true or false")
         return value
 
     def choice(self, name: str, choices: Sequence[T], default: T) -> T:
@@ -126,7 +126,7 @@ class Body:
         for choice in choices:
             if value == choice:
                 return choice
-        raise self.wrong(name, f"one of {', '.join(choices)}")
+        raise self.wrong_value(name, f"one of {', '.join(choices)}")
 
     def texts(self, name: str, most: int) -> list[str]:
         """A string, or a list of at most `most` strings; empty if missing."""
@@ -136,16 +136,16 @@ class Body:
         values = value if isinstance(value, list) else [value]
         texts = [item for item in values if isinstance(item, str)]
         if len(values) > most or len(texts) < len(values):
-            raise self.wrong(name, f"a string or a list of at most {most} strings")
+            raise self.wrong_value(name, f"a string or a list of at most {most} strings")
         return texts
 
-    def wrong(self, name: str, expected: str) -> WorkerError:
+    def wrong_value(self, name: str, expected: str) -> WorkerError:
         """The error for a field with a wrong value."""
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return WorkerError(f"{name} is {shown}, but must be {expected}.", param=name)
 
 
-def _written(bound: float) -> str:
+def _format_bound(bound: float) -> str:
     """The bound as text. Whole numbers keep all of their digits."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"

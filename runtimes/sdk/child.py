@@ -44,8 +44,8 @@ class Child:
         """Blocks until the server responds. Raises RuntimeError if it ends first, for example because its port is taken."""
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                if self._listens() and self.request("GET", self._health)[0] == http.client.OK:
-                    threading.Thread(target=self._watch, name="child", daemon=True).start()
+                if self._is_only_listener() and self.request("GET", self._health)[0] == http.client.OK:
+                    threading.Thread(target=self._watch_exit, name="child", daemon=True).start()
                     return
             time.sleep(POLL_S)  # in the thread that loads the model: no event loop waits here
         raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode} before it was ready")
@@ -77,14 +77,14 @@ class Child:
             self._process.kill()
             self._process.wait()
 
-    def _listens(self) -> bool:
+    def _is_only_listener(self) -> bool:
         """Is the child the only process that listens on its port? Raises OSError."""
         rows = [line.split() for line in SOCKETS.read_text().splitlines()[1:]]
         listening = {row[9] for row in rows if row[3] == LISTEN and row[1].endswith(f":{self.port:04X}")}
         own = {str(link.readlink()) for link in Path(f"/proc/{self._process.pid}/fd").iterdir()}
         return bool(listening) and all(f"socket:[{inode}]" in own for inode in listening)
 
-    def _watch(self) -> None:
+    def _watch_exit(self) -> None:
         code = self._process.wait()
         if self._closing:
             return

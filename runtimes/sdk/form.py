@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from runtimes.sdk.body import Body, limited
+from runtimes.sdk.body import Body, read_limited
 from runtimes.sdk.errors import WorkerError
 
 MAX_BYTES: Final = 2 << 30
@@ -65,7 +65,7 @@ async def read_files(
         )
     parser = MultiPartParser(
         request.headers,
-        limited(request, MAX_BYTES),
+        read_limited(request, MAX_BYTES),
         max_files=sum(file_fields.values()),
         max_fields=MAX_FIELDS,
         max_part_size=1 << 20,
@@ -75,13 +75,13 @@ async def read_files(
     except (MultiPartException, KeyError, UnicodeError) as error:  # KeyError: no boundary, or no name
         raise WorkerError(f"The form can't be read: {error}.", code="invalid_form") from error
     try:
-        return _sorted(parsed, file_fields, lists)
+        return _sort_fields(parsed, file_fields, lists)
     except WorkerError:
         await parsed.close()
         raise
 
 
-def _sorted(parsed: FormData, file_fields: Mapping[str, int], lists: frozenset[str]) -> FilesForm:
+def _sort_fields(parsed: FormData, file_fields: Mapping[str, int], lists: frozenset[str]) -> FilesForm:
     """The form's texts and files by field. Raises WorkerError for a file or text in the wrong field."""
     values: dict[str, object] = {}
     files: dict[str, list[BinaryIO]] = {}

@@ -27,10 +27,10 @@ def take_key() -> str:
 
 def hide(secret: str) -> None:
     """From now on this process prints `***` in place of the secret."""
-    sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, secret)) for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = (cast("TextIO", _RedactedStream(stream, secret)) for stream in (sys.stdout, sys.stderr))
 
 
-class _Discreet:
+class _RedactedStream:
     """A stream that never shows the secret; otherwise the wrapped stream."""
 
     def __init__(self, stream: TextIO, secret: str) -> None:

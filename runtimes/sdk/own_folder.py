@@ -18,12 +18,12 @@ class OwnFolder:
 
     def __init__(self, prefix: str) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            if (lock := _locked(left)) is not None:
+            if (lock := _try_lock(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            if (own := _locked(self.path)) is not None:
+            if (own := _try_lock(self.path)) is not None:
                 break  # else another one that begins has taken it for a leftover
         self._lock = own
 
@@ -37,7 +37,7 @@ class OwnFolder:
         os.close(self._lock)
 
 
-def _locked(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """A descriptor that holds the folder's lock; None: another process holds it, or the folder is gone or another user's."""
     try:
         lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

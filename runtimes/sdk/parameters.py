@@ -75,7 +75,7 @@ def check(table: Table, given: Mapping[str, object]) -> None:
         parameter = table.get(name)
         if parameter is None:
             _log_unknown(name[:50], table)
-        elif parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
+        elif parameter.fate == "refused" and not any(_equal_values(value, allowed) for allowed in parameter.harmless):
             raise unsupported(name, parameter.note)
         if value is not None and (parameter is None or parameter.fate == "ignored"):
             ignored[name] = None
@@ -95,6 +95,6 @@ def _log_unknown(name: str, table: Table) -> None:
     sys.stderr.write(f"ignored: the parameter {name!r}, which this runtime doesn't know.{hint}\n")
 
 
-def _same(value: object, allowed: Value) -> bool:
+def _equal_values(value: object, allowed: Value) -> bool:
     """Are the values equal? A bool never equals a number."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

@@ -108,14 +108,14 @@ def serve(make: Callable[[Settings], Worker]) -> None:
     settings = Settings.parse(sys.argv[1])
     key = os.environ.pop(KEY_VARIABLE, "")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        worker, code = runner.run(_serve(make, settings, key))
+        worker, code = runner.run(_run_server(make, settings, key))
     worker.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a normal exit can crash in threads of the model's libraries
 
 
-async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> tuple[Worker, int]:
+async def _run_server(make: Callable[[Settings], Worker], settings: Settings, key: str) -> tuple[Worker, int]:
     worker = make(settings)
     failed = False
     config = uvicorn.Config(
@@ -147,7 +147,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
             worker.ready = True
             print(f"{settings.model}: serving after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
-    server.when_started = threading.Thread(target=load, name="load", daemon=True).start
+    server.on_started = threading.Thread(target=load, name="load", daemon=True).start
     try:
         await server.serve()
     except SystemExit:  # raised by uvicorn after it has logged why
@@ -159,12 +159,12 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
 class _Server(uvicorn.Server):
     """Uvicorn without its signal handlers, which would end the process by the signal instead of with our exit code."""
 
-    when_started: Callable[[], None]
+    on_started: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Loading begins once the port is open: beside the imports for loading, opening it would take seconds longer."""
         await super().startup(sockets)
-        self.when_started()
+        self.on_started()
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
@@ -188,14 +188,14 @@ def application(worker: Worker, key: str) -> ASGIApp:
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/v1/models", models)]
     for name, endpoint in worker.routes().items():
         method, _, path = name.partition(" ")
-        routes.append(Route(path, _cancellable(endpoint), methods=[method]))
+        routes.append(Route(path, _cancel_on_disconnect(endpoint), methods=[method]))
     app = Starlette(
         routes=routes,
         exception_handlers={
             WorkerError: _worker_error,
             HTTPException: _http_error,
-            ClientDisconnect: _disconnected,
-            Exception: _bug,
+            ClientDisconnect: _disconnect_response,
+            Exception: _unexpected_error,
         },
     )
     return _Middleware(app, worker, key)
@@ -247,7 +247,7 @@ class _Middleware:
             self._worker.meters.seconds.labels(path).observe(time.monotonic() - began)
 
 
-def _cancellable(endpoint: Endpoint) -> Endpoint:
+def _cancel_on_disconnect(endpoint: Endpoint) -> Endpoint:
     """An endpoint that is cancelled when its client disconnects before the response begins.
 
     The connection is polled only after the body has been read: polling may consume one of its messages.
@@ -296,25 +296,25 @@ def events(items: AsyncIterator[object], *, are_named: bool = False) -> Streamin
             return
         except Exception:  # noqa: BLE001  # the response has begun: the client gets the error in the stream
             traceback.print_exc()
-            yield b"data: " + json.dumps(_failure().body()).encode() + b"\n\n"
+            yield b"data: " + json.dumps(_internal_error().body()).encode() + b"\n\n"
             return
         yield b"data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-async def started(items: AsyncIterator[T]) -> AsyncIterator[T]:
+async def wait_first_item(items: AsyncIterator[T]) -> AsyncIterator[T]:
     """Waits for the first item, then returns all items. A failure before the first can still become an error response."""
     nothing = object()
     first = await anext(items, nothing)
 
-    async def whole() -> AsyncIterator[T]:
+    async def all_items() -> AsyncIterator[T]:
         if first is not nothing:
             yield cast("T", first)
             async for item in items:
                 yield item
 
-    return whole()
+    return all_items()
 
 
 async def _worker_error(_request: Request, error: Exception) -> Response:
@@ -328,13 +328,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return WorkerError(message, code="not_found", status=error.status_code).response()
 
 
-async def _disconnected(_request: Request, _error: Exception) -> Response:
+async def _disconnect_response(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _bug(_request: Request, _error: Exception) -> Response:
-    return _failure().response()
+async def _unexpected_error(_request: Request, _error: Exception) -> Response:
+    return _internal_error().response()
 
 
-def _failure() -> WorkerError:
+def _internal_error() -> WorkerError:
     return WorkerError("The worker failed on this request; its log says why.", code="worker_failed", status=500)

@@ -15,7 +15,7 @@ class Steps:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests: dict[str, tuple[int, int]] = {}  # steps made, of how many
-        self._made = Counter("llmux_worker_steps", "Steps made.", registry=registry)
+        self._counter = Counter("llmux_worker_steps", "Steps made.", registry=registry)
 
     def begin(self, request: str, steps: int) -> None:
         """The model begins with this request, which has this many steps."""
@@ -23,7 +23,7 @@ class Steps:
 
     def made(self, request: str, step: int, steps: int) -> None:
         """The model finished this step, of now this many."""
-        self._made.inc()
+        self._counter.inc()
         self._requests[request] = (step, steps)
 
     def end(self, request: str) -> None:

@@ -26,7 +26,7 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.form import read_form
 from runtimes.sdk.parameters import Table, check
-from runtimes.sdk.server import Endpoint, Settings, Worker, events, started
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, wait_first_item
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.languages import code_of
 
@@ -78,11 +78,11 @@ class TranscriptionWorker(Worker):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         registry = self.meters.registry
-        self._seconds = Counter("llmux_worker_audio_seconds", "Seconds of audio transcribed.", registry=registry)
-        self._processing = Counter(
+        self._audio_seconds = Counter("llmux_worker_audio_seconds", "Seconds of audio transcribed.", registry=registry)
+        self._processing_seconds = Counter(
             "llmux_worker_audio_processing_seconds", "Seconds that transcribing it took.", registry=registry
         )
-        self._languages = Counter(
+        self._transcript_count = Counter(
             "llmux_worker_transcripts", "Transcripts, by the code of their language.", ["language"], registry=registry
         )
 
@@ -107,7 +107,7 @@ class TranscriptionWorker(Worker):
             pass
 
     async def _transcription(self, request: Request) -> Response:
-        return await self._answer(request, "transcribe")
+        return await self._respond(request, "transcribe")
 
     async def _translation(self, request: Request) -> Response:
         if not self.translates:
@@ -116,35 +116,35 @@ class TranscriptionWorker(Worker):
                 code="endpoint_not_supported",
                 param="model",
             )
-        return await self._answer(request, "translate")
+        return await self._respond(request, "translate")
 
-    async def _answer(self, request: Request, task: Task) -> Response:
-        parsed = await self._parse(request, task)
+    async def _respond(self, request: Request, task: Task) -> Response:
+        parsed = await self._read_request(request, task)
         if parsed.stream:
-            return events(await started(self._events(parsed)))
-        transcript = await self.pool.run(lambda cancel: self._whole(parsed, cancel))
+            return events(await wait_first_item(self._stream_events(parsed)))
+        transcript = await self.pool.run(lambda cancel: self._transcribe_all(parsed, cancel))
         return await asyncio.to_thread(transcript.response, parsed.format, parsed.granularities)
 
-    async def _events(self, parsed: _Request) -> AsyncIterator[object]:
+    async def _stream_events(self, parsed: _Request) -> AsyncIterator[object]:
         """The events of a stream: a delta for each segment, then the whole text."""
-        whole = ""
+        text = ""
         done: dict[str, object] = {}
-        async for item in self.pool.stream(lambda cancel: self._pieces(parsed, cancel)):
+        async for item in self.pool.stream(lambda cancel: self._transcribe_segments(parsed, cancel)):
             if isinstance(item, Segment):
-                delta = item.text if whole else item.text.lstrip()
-                whole += delta
+                delta = item.text if text else item.text.lstrip()
+                text += delta
                 yield {"type": "transcript.text.delta", "delta": delta}
             elif isinstance(item, Transcript):
                 done = {"metrics": item.metrics.fields()}
-        yield {"type": "transcript.text.done", "text": whole, **done}
+        yield {"type": "transcript.text.done", "text": text, **done}
 
-    def _whole(self, parsed: _Request, cancel: Cancel) -> Transcript:
-        *segments, transcript = self._pieces(parsed, cancel)
+    def _transcribe_all(self, parsed: _Request, cancel: Cancel) -> Transcript:
+        *segments, transcript = self._transcribe_segments(parsed, cancel)
         assert isinstance(transcript, Transcript)
         transcript.segments.extend(piece for piece in segments if isinstance(piece, Segment))
         return transcript
 
-    def _pieces(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
+    def _transcribe_segments(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
         """The segments, then a transcript without segments, which has the language and the metrics."""
         began = time.monotonic()
         with parsed.file as file:
@@ -160,23 +160,23 @@ class TranscriptionWorker(Worker):
                 start, end = min(segment.start, duration_s), min(segment.end, duration_s)
                 yield replace(segment, start=start, end=max(start, end), text=segment.text.rstrip())
         took_s = time.monotonic() - began
-        self._seconds.inc(duration_s)
-        self._processing.inc(took_s)
-        self._languages.labels(result.language or "unknown").inc()
+        self._audio_seconds.inc(duration_s)
+        self._processing_seconds.inc(took_s)
+        self._transcript_count.labels(result.language or "unknown").inc()
         yield Transcript(
             parsed.wanted.task, duration_s, result.language, probability=result.probability, processing_s=took_s
         )
 
-    async def _parse(self, request: Request, task: Task) -> _Request:
+    async def _read_request(self, request: Request, task: Task) -> _Request:
         form = await read_form(request, "file", _LISTS)
         try:
-            return self._checked(form.fields, form.file, task)
+            return self._parse_fields(form.fields, form.file, task)
         except WorkerError:
             if form.file is not None:
                 form.file.close()
             raise
 
-    def _checked(self, fields: Body, file: BinaryIO | None, task: Task) -> _Request:
+    def _parse_fields(self, fields: Body, file: BinaryIO | None, task: Task) -> _Request:
         check(self.parameters, fields.values)
         if file is None:
             raise WorkerError(
@@ -186,7 +186,7 @@ class TranscriptionWorker(Worker):
         granularities = fields.texts("timestamp_granularities", 2)
         for name in granularities:
             if name not in GRANULARITIES:
-                raise fields.wrong("timestamp_granularities", f"of {', '.join(GRANULARITIES)}")
+                raise fields.wrong_value("timestamp_granularities", f"of {', '.join(GRANULARITIES)}")
         if "word" in granularities and kind != "verbose_json":
             raise unsupported("timestamp_granularities", "words come with response_format verbose_json only.")
         stream = fields.flag("stream")
@@ -196,7 +196,7 @@ class TranscriptionWorker(Worker):
             file=file,
             wanted=TranscriptionOptions(
                 task=task,
-                language=self._language(fields.text("language")),
+                language=self._requested_language(fields.text("language")),
                 prompt=fields.text("prompt"),
                 temperature=fields.number("temperature", 0.0, 0.0, 1.0),
                 words="word" in granularities,
@@ -206,7 +206,7 @@ class TranscriptionWorker(Worker):
             stream=stream,
         )
 
-    def _language(self, given: str | None) -> str | None:
+    def _requested_language(self, given: str | None) -> str | None:
         if given is None:
             return self._default_language()
         found = code_of(given, self.languages())

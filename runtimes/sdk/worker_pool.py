@@ -18,7 +18,7 @@ from runtimes.sdk.errors import queue_full
 
 T = TypeVar("T")
 
-REST_S: Final = 1.0
+TRIM_DELAY_S: Final = 1.0
 _TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", lambda _kept: None)  # musl has none, and keeps less
 
 
@@ -51,12 +51,12 @@ class WorkerPool:
     """`width` threads; at most `queue` calls wait for one."""
 
     def __init__(self, width: int, queue: int) -> None:
-        self._free = asyncio.Semaphore(width)
+        self._slots = asyncio.Semaphore(width)
         self._pool = ThreadPoolExecutor(width, thread_name_prefix="model")
         self._queue = queue
         self.waiting = 0
         self.running = 0
-        self._rest: asyncio.TimerHandle | None = None
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
         """Run the work and return its result. Cancelling sets the work's `Cancel`, and doesn't wait for the work.
@@ -65,8 +65,8 @@ class WorkerPool:
         work raises.
         """
         cancel = Cancel()
-        await self._turn(again=again)
-        future = self._start(lambda: work(cancel))
+        await self._acquire_slot(again=again)
+        future = self._submit(lambda: work(cancel))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -106,8 +106,8 @@ class WorkerPool:
             finally:
                 loop.call_soon_threadsafe(items.put_nowait, None)
 
-        await self._turn(again=False)
-        future = self._start(produce)
+        await self._acquire_slot(again=False)
+        future = self._submit(produce)
         try:
             while (item := await items.get()) is not None:
                 yield item[0]
@@ -115,26 +115,26 @@ class WorkerPool:
         finally:
             cancel.set()
 
-    async def _turn(self, *, again: bool) -> None:
-        if not again and self._free.locked() and self.waiting >= self._queue:
+    async def _acquire_slot(self, *, again: bool) -> None:
+        if not again and self._slots.locked() and self.waiting >= self._queue:
             raise queue_full(self.waiting)
         self.waiting += 1
         try:
-            await self._free.acquire()
+            await self._slots.acquire()
         finally:
             self.waiting -= 1
         self.running += 1
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
 
-    def _start(self, work: Callable[[], T]) -> Future[T]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         loop = asyncio.get_running_loop()
         future = self._pool.submit(work)
-        future.add_done_callback(lambda _done: loop.call_soon_threadsafe(self._end))
+        future.add_done_callback(lambda _done: loop.call_soon_threadsafe(self._release_slot))
         return future
 
-    def _end(self) -> None:
+    def _release_slot(self) -> None:
         self.running -= 1
-        self._free.release()
+        self._slots.release()
         if not self.running:
-            self._rest = asyncio.get_running_loop().call_later(REST_S, self._pool.submit, _TRIM, 0)
+            self._trim_timer = asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._pool.submit, _TRIM, 0)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
-from runtimes.sdk.server import Worker, events, serve, started
+from runtimes.sdk.server import Worker, events, serve, wait_first_item
 
 
 class Toy(Worker):
@@ -46,14 +46,14 @@ class Toy(Worker):
             self.seen["cancelled"] += cancel.is_set
 
     async def count(self, request):
-        body = await Body.of(request)
+        body = await Body.parse(request)
         if body.flag("bug"):
             raise RuntimeError("a bug")
-        number, delay = body.whole("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
-        gate, fail_at = body.text("gate", ""), body.whole("fail_at", -1, -1)
+        number, delay = body.integer("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
+        gate, fail_at = body.text("gate", ""), body.integer("fail_at", -1, -1)
         steps = lambda cancel: self.steps(number, delay, gate, fail_at, cancel)
         if body.flag("stream"):
-            return events(await started(self.pool.stream(steps)))
+            return events(await wait_first_item(self.pool.stream(steps)))
         return JSONResponse(await self.pool.run(lambda cancel: list(steps(cancel))))
 
     async def what(self, _request):

@@ -29,7 +29,7 @@ from runtimes.sdk.audio.encode import FORMATS, Encoder, Tempo
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.parameters import check
-from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, wait_first_item
 from runtimes.sdk.worker_pool import Cancel, CancelledWorkError
 from runtimes.shared.languages import code_of
 
@@ -115,22 +115,22 @@ class Speaker(Worker):
 
     async def speech(self, request: Request) -> Response:
         """The audio file, or events with pieces of it, while it is synthesised."""
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(parameters.SPEECH[self.variant], body.values)
         speech = self._parsed(body)
         as_events = body.choice("stream_format", ("audio", "sse"), "audio") == "sse"
         turns: list[Turn] = []
-        parts = await started(self._file(speech, turns))
+        parts = await wait_first_item(self._file(speech, turns))
         if as_events:
             return events(_deltas(parts, turns))
         return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
 
     def _parsed(self, body: Body) -> Speech:
         """The parsed request. Raises WorkerError."""
-        text = body.needed_text("input")
+        text = body.required_text("input")
         if len(text) > MAX_CHARACTERS:
             raise WorkerError(f"input has {len(text)} characters; {MAX_CHARACTERS} are the most.", param="input")
-        seed = body.whole("seed", None, 0, (1 << 63) - 1)
+        seed = body.integer("seed", None, 0, (1 << 63) - 1)
         exaggeration = body.number("exaggeration", None, 0.25, 2)
         given = {
             "temperature": body.number("temperature", None, 0.05, 5),
@@ -139,7 +139,7 @@ class Speaker(Worker):
         }
         preparation: dict[str, Any] = {}
         if self.variant == "turbo":
-            given |= {"top_k": body.whole("top_k", None, 1)}
+            given |= {"top_k": body.integer("top_k", None, 1)}
             preparation = {"norm_loudness": body.flag("norm_loudness", default=True)}
         else:
             given |= {
@@ -164,7 +164,7 @@ class Speaker(Worker):
         given = body.text("language") or str(self.settings.options["default_language"])
         found = code_of(given, self.languages)
         if found is None:
-            raise body.wrong("language", languages.expected(given, self.languages))
+            raise body.wrong_value("language", languages.expected(given, self.languages))
         return found
 
     def _voice_name(self, body: Body) -> str:
@@ -176,7 +176,7 @@ class Speaker(Worker):
             name = self.settings.options["default_voice"] or (known[0] if known else "")
         name = self.aliases.get(name, name) if isinstance(name, str) else name
         if name not in known:
-            raise body.wrong(
+            raise body.wrong_value(
                 "voice", f"one of {', '.join(known) or 'none: there are no clips in the folder of voices'}"
             )
         return str(name)

@@ -13,7 +13,7 @@ from runtimes.claude_cli.worker.output import Result
 from runtimes.claude_cli.worker.program import Options, Program
 from runtimes.sdk.body import Body
 from runtimes.sdk.parameters import without_effect
-from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, wait_first_item
 from runtimes.sdk.worker_pool import Cancel
 
 
@@ -36,7 +36,7 @@ class ProgramWorker(Worker):
         return {"POST /v1/chat/completions": self.chat}
 
     async def chat(self, request: Request) -> Response:
-        conversation_request = conversation.read((await Body.of(request)).values)
+        conversation_request = conversation.read((await Body.parse(request)).values)
         for name in conversation_request.ignored:
             without_effect(name)
         answer = Answer(self._options.upstream_model, conversation_request.include_usage)
@@ -45,7 +45,7 @@ class ProgramWorker(Worker):
             return self._program.run(conversation_request, cancel)
 
         if conversation_request.stream:
-            return events(await started(self.pool.stream(lambda cancel: answer.chunks(run(cancel)))))
+            return events(await wait_first_item(self.pool.stream(lambda cancel: answer.chunks(run(cancel)))))
         return JSONResponse(await self.pool.run(lambda cancel: answer.whole(run(cancel))))
 
 

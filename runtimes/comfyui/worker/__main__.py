@@ -29,7 +29,7 @@ from runtimes.sdk.child import HOST, Child
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.form import read_files
 from runtimes.sdk.parameters import check
-from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, wait_first_item
 from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
@@ -114,7 +114,7 @@ class ComfyWorker(Worker):
         }
 
     async def _generations(self, request: Request) -> Response:
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(GENERATION, body.values)
         return await self._answer(request, body, {})
 
@@ -142,7 +142,7 @@ class ComfyWorker(Worker):
         )
         if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
-            return events(await started(self._events(prefix, made)), are_named=True)
+            return events(await wait_first_item(self._events(prefix, made)), are_named=True)
         async with aclosing(made):
             data = [each.fields() async for each in made if isinstance(each, Made)]
         about = {"created": int(time.time()), "output_format": wanted.format}
@@ -161,14 +161,14 @@ class ComfyWorker(Worker):
     # ---------------------------------------------------------------------------------------------------- what is asked
 
     def _drawing(self, fields: Body, pictures: Mapping[str, bytes]) -> Drawing:
-        values: dict[str, object] = {"prompt": fields.needed_text("prompt")}
+        values: dict[str, object] = {"prompt": fields.required_text("prompt")}
         width, height = self._size(fields)
-        seed = fields.whole("seed", -1, -1, SEEDS - 1)
+        seed = fields.integer("seed", -1, -1, SEEDS - 1)
         given = {
             "negative_prompt": fields.text("negative_prompt"),
             "width": width,
             "height": height,
-            "steps": fields.whole("steps", fields.whole("num_inference_steps", None, 1, 1000), 1, 1000),
+            "steps": fields.integer("steps", fields.integer("num_inference_steps", None, 1, 1000), 1, 1000),
             "guidance": fields.number("guidance", fields.number("guidance_scale", None, 0, 100), 0, 100),
             "strength": fields.number("strength", None, 0, 1),
             "checkpoint": fields.text("checkpoint"),
@@ -178,16 +178,16 @@ class ComfyWorker(Worker):
             if name not in self.workflow.places:
                 shown = "size" if name in {"width", "height"} else name
                 raise unsupported(shown, "this model's workflow has no place for it (inputs, in the configuration).")
-        stream, partial = fields.flag("stream"), fields.whole("partial_images", 0, 0, MOST_PARTIAL)
+        stream, partial = fields.flag("stream"), fields.integer("partial_images", 0, 0, MOST_PARTIAL)
         if partial and not stream:
             raise unsupported("partial_images", "they come in a stream: say stream: true.")
         return Drawing(
             values=values,
             pictures=pictures,
-            count=fields.whole("n", 1, 1, MOST_PICTURES),
+            count=fields.integer("n", 1, 1, MOST_PICTURES),
             seed=seed if seed >= 0 else secrets.randbelow(SEEDS),
             format=fields.choice("output_format", FORMATS, "png"),
-            compression=fields.whole("output_compression", 95, 0, 100),
+            compression=fields.integer("output_compression", 95, 0, 100),
             stream=stream,
             partial=partial,
         )
@@ -197,11 +197,11 @@ class ComfyWorker(Worker):
         if text == "auto":
             return None, None
         if (found := SIZE.fullmatch(text)) is None:
-            raise fields.wrong("size", "auto, or as 1024x768")
+            raise fields.wrong_value("size", "auto, or as 1024x768")
         width, height = int(found[1]), int(found[2])
         most = self.settings.options["max_pixels"]
         if width * height > most:
-            raise fields.wrong("size", f"at most {most} points in all (the model's max_pixels)")
+            raise fields.wrong_value("size", f"at most {most} points in all (the model's max_pixels)")
         return width, height
 
     # ---------------------------------------------------------------------------------------------------------- drawing

@@ -57,8 +57,8 @@ class CTranslate2Worker(TextWorker[Prompt]):
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """One turn by the chat template, or a text to translate."""
-        turns = messages.read(self.language, conversation.messages)
-        text, beams = messages.single(turns), self._beams(conversation.body)
+        turns = messages.read_messages(self.language, conversation.messages)
+        text, beams = messages.single_turn_text(turns), self._beams(conversation.body)
         if self.options.kind == "translator":
             if len(turns) > 1:
                 message = "messages: a translation model takes the text alone, and nothing from the system."
@@ -70,7 +70,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         tokens = self.language.numbered(self.language.tokenizer.encode(rendered))
         return Prompt(tokens, ends_thinking(self.language, rendered), beams=beams)
 
-    def continued(self, tokens: list[int], body: Body) -> Prompt:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt for these tokens. A text to translate gets its language tokens."""
         beams, given = self._beams(body), body.values.get("prompt")
         text = given[0] if isinstance(given, list) and given else given
@@ -78,9 +78,9 @@ class CTranslate2Worker(TextWorker[Prompt]):
             return self._translation(text, {name: body.text(name) for name in _CODES}, beams)
         return Prompt(tokens, beams=beams)
 
-    def room(self, requested: int | None, prompt: Prompt, param: str) -> int:
+    def token_budget(self, requested: int | None, prompt: Prompt, param: str) -> int:
         """The tokens that may be generated. A translation has its own context, separate from its source's."""
-        left = super().room(requested, prompt, param)
+        left = super().token_budget(requested, prompt, param)
         if self.options.kind == "generator":
             return left
         most = self.context - len(prompt.prefix) - 1  # the decoder's first token is none of the answer's
@@ -168,7 +168,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         return Prompt(tokens, prefix=tuple(prefix), beams=beams)
 
     def _beams(self, body: Body) -> int:
-        return body.whole("beam_size", self.options.beam_size, 1, MAX_BEAMS)
+        return body.integer("beam_size", self.options.beam_size, 1, MAX_BEAMS)
 
 
 def _codes(conversation: Conversation) -> dict[str, str | None]:

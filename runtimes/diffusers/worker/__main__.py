@@ -25,7 +25,7 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.form import FilesForm, read_files
 from runtimes.sdk.parameters import Table, check
-from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, wait_first_item
 from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
@@ -70,7 +70,7 @@ class Painter(Worker):
         }
 
     async def _generations(self, request: Request) -> Response:
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(parameters.GENERATION, body.values)
         return await self._answer(request, drawing(body, "generation", self.model.able))
 
@@ -112,7 +112,7 @@ class Painter(Worker):
             lambda cancel, put: self._draw(name, wanted, cancel, put)
         )
         if wanted.stream:
-            return events(await started(self._events(wanted, made)), are_named=True)
+            return events(await wait_first_item(self._events(wanted, made)), are_named=True)
         async with aclosing(made):
             found = [each async for each in made if isinstance(each, Made)]
         data = [{"b64_json": each.data, "seed": each.seed, **_revised(each, wanted)} for each in found]

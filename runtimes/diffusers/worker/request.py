@@ -76,22 +76,22 @@ def drawing(
     body: Body, task: Task, able: Abilities, image: Image.Image | None = None, mask: Image.Image | None = None
 ) -> Drawing:
     """Parse the request with these fields and pictures. Raises WorkerError."""
-    count = body.whole("n", 1, 1, MOST_PICTURES)
+    count = body.integer("n", 1, 1, MOST_PICTURES)
     wants_links = body.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
     if wants_links and body.flag("stream"):
         raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
     stream = body.flag("stream")
-    partial = body.whole("partial_images", 0, 0, MOST_PARTIAL)
+    partial = body.integer("partial_images", 0, 0, MOST_PARTIAL)
     if partial and not stream:
         raise unsupported("partial_images", "they come in a stream: say stream: true.")
     if partial and not able.previews:
         raise unsupported("partial_images", "what this model has between its steps can't be shown.")
     guidance, true_cfg = _guidance(body, able)
     steps, strength = _steps(body, task, able, is_masked=mask is not None)
-    seed = body.whole("seed", -1, -1, SEEDS - 1)
+    seed = body.integer("seed", -1, -1, SEEDS - 1)
     size = _size(body, able, image)
     kind = body.choice("output_format", FORMATS, "png")
-    compression = body.whole("output_compression", None, 0, 100)
+    compression = body.integer("output_compression", None, 0, 100)
     if compression not in (None, 100) and kind == "png":
         raise unsupported("output_compression", "PNG loses nothing; it is for jpeg and webp.")
     for name in ("prompt", "negative_prompt"):
@@ -99,7 +99,7 @@ def drawing(
             raise WorkerError(f"{name} has {length} characters; {MOST_CHARACTERS} are the most.", param=name)
     return Drawing(
         task=task,
-        prompt=(body.text("prompt") or "") if task == "variation" else body.needed_text("prompt"),
+        prompt=(body.text("prompt") or "") if task == "variation" else body.required_text("prompt"),
         negative=body.text("negative_prompt") or None,
         size=size,
         steps=steps,
@@ -140,7 +140,7 @@ def _guidance(body: Body, able: Abilities) -> tuple[float | None, float]:
 
 
 def _steps(body: Body, task: Task, able: Abilities, *, is_masked: bool) -> tuple[int, float]:
-    given = body.whole("steps", body.whole("num_inference_steps", None, 1, MOST_STEPS), 1, MOST_STEPS)
+    given = body.integer("steps", body.integer("num_inference_steps", None, 1, MOST_STEPS), 1, MOST_STEPS)
     share = SHARES[body.choice("quality", tuple(SHARES), "auto")]
     steps = math.ceil(able.steps * share) if given is None else given
     strength = body.number("strength", 1.0 if is_masked else STRENGTHS[task], 0, 1)
@@ -159,9 +159,9 @@ def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, 
     width, height = (int(found[1]), int(found[2])) if found else (0, 0)
     step = able.multiple
     if found is None or width % step or height % step or min(width, height) < LEAST_SIDE:
-        raise body.wrong("size", f"WIDTHxHEIGHT, both multiples of {step} and at least {LEAST_SIDE}, or auto")
+        raise body.wrong_value("size", f"WIDTHxHEIGHT, both multiples of {step} and at least {LEAST_SIDE}, or auto")
     if width * height > able.max_pixels:
-        raise body.wrong("size", f"at most {able.max_pixels} points in all (the model's max_pixels)")
+        raise body.wrong_value("size", f"at most {able.max_pixels} points in all (the model's max_pixels)")
     return width, height
 
 

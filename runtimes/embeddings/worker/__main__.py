@@ -41,9 +41,9 @@ class Embedder(Model):
         return {"POST /v1/embeddings": self.embeddings}
 
     async def embeddings(self, request: Request) -> Response:
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(parameters.EMBEDDINGS, body.values)
-        width = body.whole("dimensions", None, 1, self.width)
+        width = body.integer("dimensions", None, 1, self.width)
         encoding = body.choice("encoding_format", ("float", "base64"), "float")
         texts = await self.counting.run(lambda _cancel: self._texts(body))
         prompt = self._prompt(body)
@@ -64,7 +64,7 @@ class Embedder(Model):
         if name is None:
             return ""
         if name not in self.model.prompts:
-            raise body.wrong(
+            raise body.wrong_value(
                 "prompt_name", f"one of {', '.join(self.model.prompts) or 'none: the model has no prompts'}"
             )
         return str(self.model.prompts[name])
@@ -131,12 +131,12 @@ class Reranker(Model):
         return await self.counting.run(lambda _cancel: cut())
 
     async def rerank(self, request: Request) -> Response:
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(parameters.RERANK, body.values)
-        query = body.needed_text("query")
+        query = body.required_text("query")
         documents = _documents(body)
-        best = body.whole("top_n", len(documents), 1)
-        most = body.whole("max_tokens_per_doc", None, 1)
+        best = body.integer("top_n", len(documents), 1)
+        most = body.integer("max_tokens_per_doc", None, 1)
         compared = documents if most is None else await self.begun(documents, most)
         counts = await self.count([query] * len(documents), compared)
         sizes = self.fit(counts, body, "documents")
@@ -154,7 +154,7 @@ class Reranker(Model):
 def _documents(body: Body) -> list[str]:
     given = body.values.get("documents")
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_INPUTS:
-        raise body.wrong("documents", f"a list of 1 to {MAX_INPUTS} texts")
+        raise body.wrong_value("documents", f"a list of 1 to {MAX_INPUTS} texts")
     texts: list[str] = []
     for place, item in enumerate(given):
         text = item.get("text") if isinstance(item, dict) else item

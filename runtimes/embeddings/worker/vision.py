@@ -98,9 +98,9 @@ class DualEncoder(Model):
         return vectors
 
     async def embeddings(self, request: Request) -> Response:
-        body = await Body.of(request)
+        body = await Body.parse(request)
         check(parameters.VISION, body.values)
-        width = body.whole("dimensions", None, 1, self.width)
+        width = body.integer("dimensions", None, 1, self.width)
         encoding = body.choice("encoding_format", ("float", "base64"), "float")
         inputs = _inputs(body)
         labels = _labels(body, inputs)
@@ -229,7 +229,7 @@ def _labels(body: Body, inputs: Sequence[Input]) -> list[str]:
     if body.values.get("candidate_labels") is None:
         return []
     if not labels or not all(label.strip() for label in labels):
-        raise body.wrong("candidate_labels", "a list of labels, none of them empty")
+        raise body.wrong_value("candidate_labels", "a list of labels, none of them empty")
     for place, item in enumerate(inputs):
         if item.kind == "text":
             raise WorkerError(
@@ -248,7 +248,9 @@ def _labels(body: Body, inputs: Sequence[Input]) -> list[str]:
 def _template(body: Body) -> str:
     template = body.text("hypothesis_template", TEMPLATE)
     if "{}" not in template:
-        raise body.wrong("hypothesis_template", 'a text with {} in it, where the label goes, such as "a photo of {}"')
+        raise body.wrong_value(
+            "hypothesis_template", 'a text with {} in it, where the label goes, such as "a photo of {}"'
+        )
     if body.values.get("candidate_labels") is None and "hypothesis_template" in body.values:
         raise WorkerError("hypothesis_template is for candidate_labels, and there are none.", param="candidate_labels")
     return template

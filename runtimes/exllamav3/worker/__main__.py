@@ -45,14 +45,14 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """The prompt of one turn, rendered by the chat template."""
-        turns = messages.read(self.language, conversation.messages)
-        messages.single(turns)
+        turns = messages.read_messages(self.language, conversation.messages)
+        messages.single_turn_text(turns)
         if self.template is None:
             raise no_template()
         rendered = self.template.render(turns, (), conversation.arguments)
         return Prompt(self.language.encode(rendered), ends_thinking(self.language, rendered))
 
-    def continued(self, tokens: list[int], body: Body) -> Prompt:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, unchanged."""
         return Prompt(tokens)
 

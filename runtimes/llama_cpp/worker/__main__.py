@@ -58,7 +58,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """The prompt, rendered by the configured chat format, or else by the file's template."""
-        turns = messages.read(self.language, conversation.messages)
+        turns = messages.read_messages(self.language, conversation.messages)
         reuse = conversation.body.flag("cache_prompt", default=True)
         if self.language.formatter is not None:
             found = self.language.formatter(messages=turns)
@@ -69,7 +69,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
         rendered = self.template.render(turns, conversation.tools.offered, conversation.arguments)
         return Prompt(self.language.encode(rendered), ends_thinking(self.language, rendered), reuse=reuse)
 
-    def continued(self, tokens: list[int], body: Body) -> Prompt:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, unchanged."""
         return Prompt(tokens, reuse=body.flag("cache_prompt", default=True))
 

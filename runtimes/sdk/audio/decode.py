@@ -28,31 +28,31 @@ def decode(file: BinaryIO, *, longest_s: float, cancel: Cancel) -> Samples:
     CancelledWorkError.
     """
     if not file.read(1):
-        raise _invalid("The file is empty.")
+        raise _audio_error("The file is empty.")
     file.seek(0)
     pcm = bytearray()  # grows in place: an hour is 230 MB, which must not exist twice
     try:
         with av.open(
             file, "r", metadata_errors="ignore", options={"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
         ) as container:
-            _read(container, pcm, int(longest_s * RATE) * 4, longest_s, cancel)
+            _decode_track(container, pcm, int(longest_s * RATE) * 4, longest_s, cancel)
     except (av.error.FFmpegError, ValueError, OverflowError, UnicodeError) as error:
         if not pcm:
-            raise _invalid("The file can't be read as audio or video: it is damaged, or no sound file.") from error
+            raise _audio_error("The file can't be read as audio or video: it is damaged, or no sound file.") from error
     if not pcm:
-        raise _invalid("The file holds no sound: not one sample could be decoded.")
+        raise _audio_error("The file holds no sound: not one sample could be decoded.")
     samples = np.frombuffer(pcm, np.float32)
     if not np.isfinite(samples).all():
         np.nan_to_num(samples, copy=False, posinf=0.0, neginf=0.0)
     return samples
 
 
-def _read(
+def _decode_track(
     container: av.container.InputContainer, pcm: bytearray, most_bytes: int, longest_s: float, cancel: Cancel
 ) -> None:
     if not container.streams.audio:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise _invalid(f"The file has no audio track; it has: {kinds}.")
+        raise _audio_error(f"The file has no audio track; it has: {kinds}.")
     track = container.streams.audio[0]
     resampler, shape = None, None
     bad = 0
@@ -73,14 +73,14 @@ def _read(
                 frame.sample_rate,
             ) != shape:  # the format may change within a file
                 if resampler is not None:
-                    _append(pcm, resampler.resample(None))
+                    _append_frames(pcm, resampler.resample(None))
                 if frame.sample_rate not in _RATES:
-                    raise _invalid(f"The sample rate of {frame.sample_rate} Hz is out of range.")
+                    raise _audio_error(f"The sample rate of {frame.sample_rate} Hz is out of range.")
                 shape = (frame.format.name, frame.layout.name, frame.sample_rate)
                 resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
             assert resampler is not None
             frame.pts = None  # ignore gaps and jumps in the timestamps
-            _append(pcm, resampler.resample(frame))
+            _append_frames(pcm, resampler.resample(frame))
             if len(pcm) > most_bytes:
                 raise WorkerError(
                     f"The audio is longer than {longest_s:g} s, the most this model takes (max_audio_s). Send it in parts.",
@@ -88,14 +88,14 @@ def _read(
                     param="file",
                 )
     if resampler is not None:
-        _append(pcm, resampler.resample(None))
+        _append_frames(pcm, resampler.resample(None))
 
 
-def _append(pcm: bytearray, frames: list[av.AudioFrame]) -> None:
+def _append_frames(pcm: bytearray, frames: list[av.AudioFrame]) -> None:
     for frame in frames:
         pcm += frame.to_ndarray().tobytes()
 
 
-def _invalid(message: str) -> WorkerError:
+def _audio_error(message: str) -> WorkerError:
     takes = "Send flac, mp3, mp4, mpeg, mpga, m4a, ogg, wav or webm."
     return WorkerError(f"{message} {takes}", code="invalid_audio", param="file")

@@ -70,12 +70,12 @@ class Encoder:
 
     def feed(self, samples: Samples) -> bytes:
         """Encode these samples. Returns the bytes that are ready, perhaps none."""
-        whole = (np.clip(samples, -1, 1) * 32767).astype("<i2")
+        pcm = (np.clip(samples, -1, 1) * 32767).astype("<i2")
         if self._format.codec is None:
-            return bytes(whole.tobytes())
-        frame = av.AudioFrame.from_ndarray(whole[None], format="s16", layout="mono")
+            return bytes(pcm.tobytes())
+        frame = av.AudioFrame.from_ndarray(pcm[None], format="s16", layout="mono")
         frame.sample_rate, frame.pts = self._rate, self._written
-        self._written += len(whole)
+        self._written += len(pcm)
         self._file.mux(self._stream.encode(frame))  # in the codec's own sample format and frame size
         return self._sink.take()
 
@@ -96,7 +96,7 @@ class Tempo:
         graph: Any = av.filter.Graph()
         source = graph.add_abuffer(format="flt", sample_rate=rate, layout="mono")
         last = source
-        for factor in _factors(speed):
+        for factor in _tempo_factors(speed):
             step = graph.add("atempo", f"{factor:.6f}")
             last.link_to(step)
             last = step
@@ -111,17 +111,17 @@ class Tempo:
         frame.sample_rate, frame.pts = self._rate, self._read
         self._read += len(samples)
         self._graph.push(frame)
-        return self._out()
+        return self._filtered_samples()
 
     def end(self) -> Samples:
         """Finish. Returns the remaining samples."""
         self._graph.push(None)
-        return self._out()
+        return self._filtered_samples()
 
-    def _out(self) -> Samples:
-        return np.concatenate([np.zeros(0, "<f4"), *self._frames()])
+    def _filtered_samples(self) -> Samples:
+        return np.concatenate([np.zeros(0, "<f4"), *self._pull_frames()])
 
-    def _frames(self) -> Iterator[Samples]:
+    def _pull_frames(self) -> Iterator[Samples]:
         while True:
             try:
                 yield self._graph.pull().to_ndarray()[0]
@@ -129,7 +129,7 @@ class Tempo:
                 return
 
 
-def _factors(speed: float) -> Iterator[float]:
+def _tempo_factors(speed: float) -> Iterator[float]:
     """Factors whose product is `speed`: FFmpeg's filter goes down to 0.5 only, and skips samples above 2."""
     while speed < 0.5:
         yield 0.5

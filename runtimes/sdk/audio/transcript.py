@@ -101,11 +101,11 @@ class Transcript:
 
     def response(self, kind: Format, granularities: Sequence[str]) -> Response:
         """The response in this format. `granularities` (segment, word) select the parts of verbose JSON."""
-        response = self._response(kind, granularities)
+        response = self._format_response(kind, granularities)
         response.headers.update(self.metrics.headers())
         return response
 
-    def _response(self, kind: Format, granularities: Sequence[str]) -> Response:
+    def _format_response(self, kind: Format, granularities: Sequence[str]) -> Response:
         match kind:
             case "text":
                 return Response(f"{self.text}\n", media_type="text/plain")
@@ -114,11 +114,11 @@ class Transcript:
             case "vtt":
                 return Response("WEBVTT\n\n" + self._subtitles(srt=False), media_type="text/vtt")
             case "verbose_json":
-                return JSONResponse(self._verbose(granularities))
+                return JSONResponse(self._verbose_json(granularities))
             case "json":
                 return JSONResponse({"text": self.text, "usage": self.usage, "metrics": self.metrics.fields()})
 
-    def _verbose(self, granularities: Sequence[str]) -> dict[str, object]:
+    def _verbose_json(self, granularities: Sequence[str]) -> dict[str, object]:
         answer: dict[str, object] = {
             "task": self.task,
             "language": NAMES.get(self.language or "", self.language or "unknown"),
@@ -134,7 +134,7 @@ class Transcript:
                 for word in segment.words
             ]
         if "segment" in granularities or not granularities:
-            answer["segments"] = [_segment(number, segment) for number, segment in enumerate(self.segments)]
+            answer["segments"] = [_segment_json(number, segment) for number, segment in enumerate(self.segments)]
         return answer
 
     def _subtitles(self, *, srt: bool) -> str:
@@ -144,11 +144,13 @@ class Transcript:
             if line := " ".join(segment.text.split()).replace("-->", "->"):
                 mark, number = (",", f"{len(cues) + 1}\n") if srt else (".", "")
                 line = line if srt else line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-                cues.append(f"{number}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{line}\n\n")
+                cues.append(
+                    f"{number}{_format_time(segment.start, mark)} --> {_format_time(segment.end, mark)}\n{line}\n\n"
+                )
         return "".join(cues)
 
 
-def _segment(number: int, segment: Segment) -> dict[str, object]:
+def _segment_json(number: int, segment: Segment) -> dict[str, object]:
     return {
         "id": number,
         "seek": round(segment.seek * 100),  # frames of 10 ms, as Whisper counts
@@ -163,6 +165,6 @@ def _segment(number: int, segment: Segment) -> dict[str, object]:
     }
 
 
-def _clock(seconds: float, mark: str) -> str:
+def _format_time(seconds: float, mark: str) -> str:
     ms = max(0, round(seconds * 1000))
     return f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}{mark}{ms % 1000:03d}"

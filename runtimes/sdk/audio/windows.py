@@ -35,14 +35,14 @@ def windows(samples: Samples, longest_s: float, search_s: float) -> Iterator[Win
     start = 0
     while start < len(samples):
         end = start + longest
-        end = len(samples) if end >= len(samples) else _quietest(samples, end - search, end)
+        end = len(samples) if end >= len(samples) else _quietest_position(samples, end - search, end)
         piece = samples[start:end]
         if not is_silent(piece):
             yield Window(start / RATE, piece)
         start = end
 
 
-def _quietest(samples: Samples, first: int, last: int) -> int:
+def _quietest_position(samples: Samples, first: int, last: int) -> int:
     """The middle of the tenth of a second with the least energy; the last of several, for fewer pieces."""
     steps = samples[first : first + (last - first) // STEP * STEP].reshape(-1, STEP)
     energy = np.square(steps).sum(axis=1)

@@ -41,36 +41,40 @@ class Answer:
             for piece in brought:
                 yield self._chunk(_delta(piece), self._take_logprobs(piece))
         last = self._chunk({}, self._take_logprobs(None), self.builder.outcome.finish)
-        last["choices"][0] |= self._stop()
+        last["choices"][0] |= self._stop_field()
         yield last
         if self.usage:
-            yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
+            yield {**self._common_fields(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
 
-    def whole(self, pieces: Iterable[list[Piece]]) -> Json:
+    def to_object(self, pieces: Iterable[list[Piece]]) -> Json:
         """The answer as one object."""
-        everything = [piece for brought in pieces for piece in brought]
-        text = "".join(piece.text for piece in everything if isinstance(piece, Text))
+        all_pieces = [piece for brought in pieces for piece in brought]
+        text = "".join(piece.text for piece in all_pieces if isinstance(piece, Text))
         choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._take_logprobs(None)}
-        choice |= self._stop()
+        choice |= self._stop_field()
         if self.kind == "text":
             choice["text"] = text
         else:
-            calls = _calls(everything)
+            calls = _tool_calls(all_pieces)
             message: Json = {"role": "assistant", "content": text if text or not calls else None}
-            thoughts = "".join(piece.text for piece in everything if isinstance(piece, Thought))
+            thoughts = "".join(piece.text for piece in all_pieces if isinstance(piece, Thought))
             if thoughts:
                 message["reasoning_content"] = thoughts
             if calls:
                 message["tool_calls"] = calls
             choice["message"] = message
-        return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
+        return {
+            **self._common_fields(chunk=False),
+            "choices": [choice],
+            "usage": usage(self.prompt, self.builder.outcome),
+        }
 
-    def _stop(self) -> Json:
+    def _stop_field(self) -> Json:
         """The field for the stop string that ended the answer, as in vLLM."""
         stop = self.builder.outcome.stop
         return {} if stop is None else {"stop_reason": stop}
 
-    def _head(self, *, chunk: bool) -> Json:
+    def _common_fields(self, *, chunk: bool) -> Json:
         prefix, name = "cmpl", "text_completion"
         if self.kind == "chat":
             prefix, name = "chatcmpl", "chat.completion.chunk" if chunk else "chat.completion"
@@ -82,7 +86,7 @@ class Answer:
             choice["delta"] = delta
         else:
             choice["text"] = delta.get("content", "")
-        return {**self._head(chunk=True), "choices": [choice]}
+        return {**self._common_fields(chunk=True), "choices": [choice]}
 
     def _take_logprobs(self, piece: Piece | None) -> Json | None:
         """The log probabilities to send with this piece; without a piece, those left at the end."""
@@ -92,8 +96,8 @@ class Answer:
         if piece is not None and not tokens:
             return None
         if self.kind == "chat":
-            return {"content": [_described(self.language, token) for _, token in tokens], "refusal": None}
-        return _columns(self.language, tokens)
+            return {"content": [_token_logprobs(self.language, token) for _, token in tokens], "refusal": None}
+        return _logprob_columns(self.language, tokens)
 
 
 def usage(prompt: int, outcome: Outcome) -> Json:
@@ -115,22 +119,22 @@ def _delta(piece: Piece) -> Json:
         case Thought(text):
             return {"reasoning_content": text}
         case CallStart(index, name):
-            return {"tool_calls": [{"index": index, **_call(name)}]}
+            return {"tool_calls": [{"index": index, **_new_tool_call(name)}]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _calls(pieces: Sequence[Piece]) -> list[Json]:
+def _tool_calls(pieces: Sequence[Piece]) -> list[Json]:
     calls: list[Json] = []
     for piece in pieces:
         if isinstance(piece, CallStart):
-            calls.append(_call(piece.name))
+            calls.append(_new_tool_call(piece.name))
         elif isinstance(piece, CallArguments):
             calls[piece.index]["function"]["arguments"] += piece.text
     return calls
 
 
-def _call(name: str) -> Json:
+def _new_tool_call(name: str) -> Json:
     return {
         "id": f"call_{secrets.token_hex(12)}",
         "type": "function",
@@ -138,8 +142,8 @@ def _call(name: str) -> Json:
     }
 
 
-def _described(language: Language, token: Token) -> Json:
-    def one(number: int, logprob: float) -> Json:
+def _token_logprobs(language: Language, token: Token) -> Json:
+    def entry(number: int, logprob: float) -> Json:
         text = language.decode([number])
         return {
             "token": text,
@@ -147,10 +151,10 @@ def _described(language: Language, token: Token) -> Json:
             "bytes": None if BROKEN in text else list(text.encode()),
         }
 
-    return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}
+    return {**entry(token.id, token.logprob), "top_logprobs": [entry(*other) for other in token.top]}
 
 
-def _columns(language: Language, tokens: Sequence[tuple[int, Token]]) -> Json:
+def _logprob_columns(language: Language, tokens: Sequence[tuple[int, Token]]) -> Json:
     """Log probabilities in the form of completions. Offsets are positions in the whole answer, across all chunks of a stream."""
     return {
         "tokens": [language.decode([token.id]) for _, token in tokens],

@@ -19,24 +19,24 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._known = 0  # how many of these are in the output
-        self._text = ""  # their text
+        self._output_count = 0  # how many of these are in the output
+        self._output_text = ""  # their text
 
     def feed(self, token: int) -> str:
         """Add a token. Returns the text that it completes."""
         self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith(BROKEN) and len(self._ids) - self._known < PATIENCE:
+        if text.endswith(BROKEN) and len(self._ids) - self._output_count < PATIENCE:
             return ""
-        return self._give(text)
+        return self._take_new_text(text)
 
     def end(self) -> str:
         """The rest of the text; an incomplete character becomes U+FFFD."""
-        return self._give(self._decode(self._ids)) if len(self._ids) > self._known else ""
+        return self._take_new_text(self._decode(self._ids)) if len(self._ids) > self._output_count else ""
 
-    def _give(self, text: str) -> str:
-        new = text[len(self._text) :]
-        self._ids = self._ids[self._known :]
-        self._known = len(self._ids)
-        self._text = self._decode(self._ids)
+    def _take_new_text(self, text: str) -> str:
+        new = text[len(self._output_text) :]
+        self._ids = self._ids[self._output_count :]
+        self._output_count = len(self._ids)
+        self._output_text = self._decode(self._ids)
         return new

@@ -14,7 +14,7 @@ from functools import partial
 
 from runtimes.sdk.chat import schema as json_schema
 from runtimes.sdk.chat.formats.harmony import ENDS
-from runtimes.sdk.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
+from runtimes.sdk.chat.formats.tagged import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from runtimes.sdk.chat.schema import Schema
 from runtimes.sdk.chat.tokenizer import TokenizerLanguage
 from runtimes.sdk.chat.tools import Tools
@@ -41,7 +41,7 @@ class EmbeddedSchema:
 
     schema: str
     param: str
-    what: str
+    purpose: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,16 @@ def grammar(
     """
     if not tools.must and schema is None:
         return None
-    form = _harmony(mark) if language.format == "harmony" else _tagged(mark, language, tokens, thinking=thinking)
+    form = (
+        _harmony_form(mark) if language.format == "harmony" else _tagged_form(mark, language, tokens, thinking=thinking)
+    )
     schemas: list[EmbeddedSchema] = []
     bodies, rules = [], [*form.rules]
     if schema is not None and not tools.must:
-        schemas.append(EmbeddedSchema(json_schema.annotated(schema), "response_format", "an answer"))
+        schemas.append(EmbeddedSchema(json_schema.to_guidance_json(schema), "response_format", "an answer"))
         bodies.append("answer")
         rules += [f"answer: {form.answer}", f"said: %json {schemas[0].schema}"]
-    calls = [form.call(name, partial(_arguments, tools, name, schemas)) for name in tools.must or tools.schemas]
+    calls = [form.call(name, partial(_arguments_rule, tools, name, schemas)) for name in tools.must or tools.schemas]
     if calls:
         bodies.append("calls")
         further = f" ({form.between} call)*" if tools.parallel and form.between is not None else ""
@@ -81,18 +83,22 @@ def grammar(
     return Grammar("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), tuple(schemas))
 
 
-def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
+def _arguments_rule(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
     """The rule of a call's arguments. Adds their schema to `schemas`. A non-strict schema is enforced as far as possible."""
     schema, lenient = tools.schemas[name] or json_schema.OBJECT, name not in tools.strict
     if not lenient:
         json_schema.check(schema, "tools")
-    schemas.append(EmbeddedSchema(json_schema.annotated(schema, lenient=lenient), "tools", f"the arguments of {name}"))
+    schemas.append(
+        EmbeddedSchema(json_schema.to_guidance_json(schema, lenient=lenient), "tools", f"the arguments of {name}")
+    )
     return f"%json {schemas[-1].schema}"
 
 
-def _harmony(mark: Mark) -> _Form:
-    channel, message, constrained = (_mark(mark, f"<|{name}|>") for name in ("channel", "message", "constrain"))
-    start = _mark(mark, "<|start|>")
+def _harmony_form(mark: Mark) -> _Form:
+    channel, message, constrained = (
+        _marker_terminal(mark, f"<|{name}|>") for name in ("channel", "message", "constrain")
+    )
+    start = _marker_terminal(mark, "<|start|>")
     return _Form(
         start=f'({channel} "analysis" {message} thought {start} "assistant")? body',
         answer=f'{channel} "final" (" " {constrained} "json")? {message} said',
@@ -100,41 +106,47 @@ def _harmony(mark: Mark) -> _Form:
             f'{channel} "commentary to=functions.{name} " {constrained} "json" {message} {arguments()}'
         ),
         between=None,
-        rules=(_until(mark, "thought", *ENDS),),
+        rules=(_text_until_rules(mark, "thought", *ENDS),),
     )
 
 
-def _tagged(mark: Mark, language: TokenizerLanguage, tokens: list[int], *, thinking: bool) -> _Form:
+def _tagged_form(mark: Mark, language: TokenizerLanguage, tokens: list[int], *, thinking: bool) -> _Form:
     """The tagged format. Also for models without a format, which have neither reasoning nor calls."""
-    call, called = _mark(mark, CALL), _mark(mark, CALLED)
+    call, called = _marker_terminal(mark, CALL_OPEN), _marker_terminal(mark, CALL_CLOSE)
 
     def as_json(name: str, arguments: Callable[[], str]) -> str:
         begin, end = json.dumps(f'\n{{"name": "{name}", "arguments":'), json.dumps("}\n")
         return f'{call} {begin} " "? {arguments()} {end} {called}'
 
-    def as_tags(name: str, _arguments: Callable[[], str]) -> str:
+    def as_tags(name: str, _rule: Callable[[], str]) -> str:
         begin = json.dumps(f"\n<function={name}>")
         return f"{call} {begin} tags"
 
-    rules = ("GAP: /\\n{0,2}/", _until(mark, "thought", THOUGHT), _until(mark, "tags", CALLED))
+    rules = (
+        "GAP: /\\n{0,2}/",
+        _text_until_rules(mark, "thought", THINK_CLOSE),
+        _text_until_rules(mark, "tags", CALL_CLOSE),
+    )
     form = partial(_Form, answer="said", call=as_tags if language.xml_calls else as_json, between=r'"\n"', rules=rules)
     if thinking:
         return form("thought GAP body")
-    begun = language.one(THINK)
-    knows = language.format == "tagged" and (THINK in str(language.tokenizer.chat_template) or begun in tokens)
-    closed = language.decode(tokens[-8:]).rstrip().endswith(THOUGHT)  # thinking is off
-    return form(f"({_mark(mark, THINK)} thought GAP)? body" if knows and not closed else "body")
+    think_token = language.single_token(THINK_OPEN)
+    has_tags = language.format == "tagged" and (
+        THINK_OPEN in str(language.tokenizer.chat_template) or think_token in tokens
+    )
+    closed = language.decode(tokens[-8:]).rstrip().endswith(THINK_CLOSE)  # thinking is off
+    return form(f"({_marker_terminal(mark, THINK_OPEN)} thought GAP)? body" if has_tags and not closed else "body")
 
 
-def _mark(mark: Mark, text: str) -> str:
+def _marker_terminal(mark: Mark, text: str) -> str:
     token = mark(text)
     return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def _until(mark: Mark, name: str, end: str, *others: str) -> str:
+def _text_until_rules(mark: Mark, name: str, end: str, *others: str) -> str:
     """Rules for a text that contains none of these markers, spelt out or not, followed by the first marker."""
     spelt = [re.escape(text).replace("/", r"\/") for text in (end, *others)]
     if mark(end) is None:
         return f"{name}[lazy]: /(?s:.*){spelt[0]}/"
     terminal = name.upper()
-    return f"{name}: {terminal} {_mark(mark, end)}\n{terminal}: /(?s:.*)/ & ~/(?s:.*)({'|'.join(spelt)})(?s:.*)/"
+    return f"{name}: {terminal} {_marker_terminal(mark, end)}\n{terminal}: /(?s:.*)/ & ~/(?s:.*)({'|'.join(spelt)})(?s:.*)/"

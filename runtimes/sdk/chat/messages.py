@@ -18,14 +18,14 @@ TakePicture = Callable[[object], None]
 """A function that is called with the URL of each picture. Raises WorkerError."""
 
 
-def read(language: Language, messages: object, take: TakePicture | None = None) -> list[Message]:
+def read_messages(language: Language, messages: object, take: TakePicture | None = None) -> list[Message]:
     """The turns of a conversation. `take` is called for each picture, if the model takes pictures. Raises WorkerError."""
     if not isinstance(messages, list) or not messages:
         raise WorkerError("messages must be a list of messages, and not empty.", param="messages")
-    return [_turn(language, message, take) for message in messages]
+    return [_read_message(language, message, take) for message in messages]
 
 
-def single(turns: list[Message]) -> str:
+def single_turn_text(turns: list[Message]) -> str:
     """The text of the only turn, for a runtime with single turns; a system message may precede it. Raises WorkerError."""
     others = [turn for turn in turns if turn["role"] != "system"]
     if len(others) != 1 or others[0]["role"] != "user":
@@ -49,10 +49,10 @@ def take_effort(turns: list[Message], extra: dict[str, object]) -> None:
         del turns[0]
 
 
-def _turn(language: Language, message: object, take: TakePicture | None) -> Message:
+def _read_message(language: Language, message: object, take: TakePicture | None) -> Message:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise WorkerError(f"messages: each must be an object with a role of {', '.join(ROLES)}.", param="messages")
-    turn: Message = {**message, "content": _content(language, message.get("content"), take)}
+    turn: Message = {**message, "content": _read_content(language, message.get("content"), take)}
     if turn["role"] == "developer" and language.format != "harmony":
         turn["role"] = "system"
     if isinstance(thought := turn.get("reasoning_content") or turn.get("reasoning"), str):
@@ -60,13 +60,13 @@ def _turn(language: Language, message: object, take: TakePicture | None) -> Mess
     if calls := turn.get("tool_calls"):
         if not isinstance(calls, list):
             raise WorkerError("messages: tool_calls must be a list.", param="messages")
-        turn["tool_calls"] = [_call(call) for call in calls]
+        turn["tool_calls"] = [_read_call(call) for call in calls]
     else:
         turn.pop("tool_calls", None)
     return turn
 
 
-def _content(language: Language, content: object, take: TakePicture | None) -> str | list[Message]:
+def _read_content(language: Language, content: object, take: TakePicture | None) -> str | list[Message]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -90,7 +90,7 @@ def _content(language: Language, content: object, take: TakePicture | None) -> s
     return parts
 
 
-def _call(call: object) -> Message:
+def _read_call(call: object) -> Message:
     """A call of an earlier turn, with its arguments as an object for the template. Clients send them as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -50,13 +50,13 @@ def generation(body: Body, language: Language, logprobs: int | None) -> Generati
     """The generation parameters of a request. Raises WorkerError for wrong fields."""
     options = body.values.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise body.wrong("stream_options", "an object")
+        raise body.wrong_value("stream_options", "an object")
     stops = body.texts("stop", MAX_STOPS)
     if not all(stops):
-        raise body.wrong("stop", "texts that are not empty")
+        raise body.wrong_value("stop", "texts that are not empty")
     return Generation(
-        sampling=_sampling(body, language, logprobs),
-        max_tokens=body.whole("max_completion_tokens", None, 1) or body.whole("max_tokens", None, 1),
+        sampling=_read_sampling(body, language, logprobs),
+        max_tokens=body.integer("max_completion_tokens", None, 1) or body.integer("max_tokens", None, 1),
         stops=tuple(stops),
         stream=body.flag("stream"),
         usage=Body(options or {}).flag("include_usage"),
@@ -65,7 +65,7 @@ def generation(body: Body, language: Language, logprobs: int | None) -> Generati
 
 def chat_logprobs(body: Body) -> int | None:
     """The number of alternatives from `logprobs` and `top_logprobs` of a chat request; None: no log probabilities."""
-    top = body.whole("top_logprobs", None, 0, MAX_LOGPROBS)
+    top = body.integer("top_logprobs", None, 0, MAX_LOGPROBS)
     if not body.flag("logprobs"):
         if top:
             raise WorkerError("top_logprobs needs logprobs: true.", param="top_logprobs")
@@ -81,13 +81,13 @@ def template_arguments(body: Body, language: Language) -> dict[str, object]:
     """
     arguments = body.values.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
-        raise body.wrong("chat_template_kwargs", "an object")
+        raise body.wrong_value("chat_template_kwargs", "an object")
     effort = body.text("reasoning_effort")
     template = language.template
     has_switch = _SWITCH in template
-    elsewhere = {_SWITCH} if effort is None else {_SWITCH, _EFFORT}
+    always_allowed = {_SWITCH} if effort is None else {_SWITCH, _EFFORT}
     for name in arguments:
-        if name not in elsewhere and name not in template:
+        if name not in always_allowed and name not in template:
             raise unsupported("chat_template_kwargs", f"this model's chat template has no argument {name!r}")
     if effort is None:
         if _SWITCH in arguments and not has_switch:
@@ -103,7 +103,7 @@ def template_arguments(body: Body, language: Language) -> dict[str, object]:
     raise unsupported("reasoning_effort", "this model has no such levels")
 
 
-def room(requested: int | None, prompt: int, context: int, param: str, key: str) -> int:
+def token_budget(requested: int | None, prompt: int, context: int, param: str, key: str) -> int:
     """The number of tokens that may be generated. `key` is the name of the configuration key for the context.
 
     Raises WorkerError if the prompt leaves no room.
@@ -117,34 +117,34 @@ def room(requested: int | None, prompt: int, context: int, param: str, key: str)
     return context - prompt if requested is None else min(requested, context - prompt)
 
 
-def _sampling(body: Body, language: Language, logprobs: int | None) -> Sampling:
+def _read_sampling(body: Body, language: Language, logprobs: int | None) -> Sampling:
     default = language.defaults.get
     penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)
     temperature = body.number("temperature", default("temperature", 1.0), 0, 10)
     return Sampling(
         temperature=temperature if temperature >= MIN_TEMPERATURE else 0,
         top_p=body.number("top_p", default("top_p", 1.0), 0, 1),
-        top_k=max(body.whole("top_k", int(default("top_k", 0)), -1), 0),
+        top_k=max(body.integer("top_k", int(default("top_k", 0)), -1), 0),
         min_p=body.number("min_p", default("min_p", 0.0), 0, 1),
         repetition_penalty=default("repetition_penalty", 1.0) if penalty is None else penalty,
         presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=_bias(body, language),
-        seed=body.whole("seed", None, -SEEDS, SEEDS - 1),
+        logit_bias=_read_logit_bias(body, language),
+        seed=body.integer("seed", None, -SEEDS, SEEDS - 1),
         logprobs=logprobs,
     )
 
 
-def _bias(body: Body, language: Language) -> dict[int, float]:
+def _read_logit_bias(body: Body, language: Language) -> dict[int, float]:
     given = body.values.get("logit_bias") or {}
     size = language.vocabulary
     expected = f"an object of token ids (below {size}) with numbers from -100 to 100"
     if not isinstance(given, dict):
-        raise body.wrong("logit_bias", expected)
+        raise body.wrong_value("logit_bias", expected)
     out: dict[int, float] = {}
     for key, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
         if not (key.isascii() and key.isdecimal() and len(key) < 20 and int(key) < size and number):
-            raise body.wrong("logit_bias", expected)
+            raise body.wrong_value("logit_bias", expected)
         out[int(key)] = float(value)
     return out

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from runtimes.sdk.chat.detokenize import Detokenizer
 from runtimes.sdk.chat.formats.harmony import HarmonyParser
-from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, merged, partial_marker
+from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, merge_pieces, partial_marker
 from runtimes.sdk.chat.formats.tagged import TaggedParser
 from runtimes.sdk.chat.language import Language
 from runtimes.sdk.chat.tokens import Ending, Reused, Token
@@ -136,7 +136,7 @@ class ResponseBuilder:
             if item.id in skipped:
                 continue
             new = text.feed(item.id)
-            pieces = list(self._stopped(self.parser.feed(new), stops))
+            pieces = list(self._until_stop(self.parser.feed(new), stops))
             if self.parser.answering:
                 self.logprobs.append((begin, item))
             begin += len(new)
@@ -147,22 +147,22 @@ class ResponseBuilder:
             called = called or bool(starts)
             if stops.hit is not None:
                 enough.set()
-            yield merged(pieces)
+            yield merge_pieces(pieces)
             if enough.is_set:
                 break
         if not enough.is_set:
-            yield merged(self._rest(text, stops))
+            yield merge_pieces(self._last_pieces(text, stops))
         self.outcome.stop = stops.hit
         if called and self.outcome.finish == "stop":
             self.outcome.finish = "tool_calls"
 
-    def _rest(self, text: Detokenizer, stops: Stops) -> Iterator[Piece]:
-        yield from self._stopped([*self.parser.feed(text.end()), *self.parser.end()], stops)
+    def _last_pieces(self, text: Detokenizer, stops: Stops) -> Iterator[Piece]:
+        yield from self._until_stop([*self.parser.feed(text.end()), *self.parser.end()], stops)
         if stops.hit is None:
             yield Text(stops.end())
 
     @staticmethod
-    def _stopped(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
+    def _until_stop(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
         """The pieces up to a stop string. Stop strings count in the answer only, not in reasoning or calls."""
         for piece in pieces:
             if stops.hit is not None:

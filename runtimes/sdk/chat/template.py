@@ -17,12 +17,12 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtimes.sdk.chat.formats.tagged import THINK
+from runtimes.sdk.chat.formats.tagged import THINK_OPEN
 from runtimes.sdk.chat.language import Language
 from runtimes.sdk.chat.messages import Message
 from runtimes.sdk.errors import WorkerError, unsupported
 
-_OWN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class _Generation(Extension):  # type: ignore[misc]  # Jinja has no types here
@@ -32,8 +32,8 @@ class _Generation(Extension):  # type: ignore[misc]  # Jinja has no types here
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
-        inside: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return inside
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
 
 
 class ChatTemplate:
@@ -44,8 +44,8 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.filters["tojson"] = _json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _format_now}
         self._template = environment.from_string(source)
         self._source, self._special = source, special
 
@@ -54,7 +54,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt of the next turn. Raises WorkerError."""
         for name in arguments:
-            if name in _OWN or name in self._special or name not in self._source:
+            if name in _RESERVED or name in self._special or name not in self._source:
                 raise unsupported("chat_template_kwargs", f"this model's chat template has no argument {name!r}")
         known: dict[str, Any] = {**self._special, **arguments}
         try:
@@ -73,7 +73,7 @@ class ChatTemplate:
 
 def ends_thinking(language: Language, text: str) -> bool:
     """Does this prompt end within reasoning?"""
-    return language.format == "tagged" and text.rstrip().endswith(THINK)
+    return language.format == "tagged" and text.rstrip().endswith(THINK_OPEN)
 
 
 def no_template() -> WorkerError:
@@ -81,13 +81,13 @@ def no_template() -> WorkerError:
     return WorkerError("This model has no chat template; use /v1/completions.", code="unsupported_endpoint")
 
 
-def _json(value: object, ensure_ascii: bool = False, **how: Any) -> str:
+def _to_json(value: object, ensure_ascii: bool = False, **how: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _now(form: str) -> str:
+def _format_now(form: str) -> str:
     return datetime.now().strftime(form)  # noqa: DTZ005  # as the model's makers mean it: local time

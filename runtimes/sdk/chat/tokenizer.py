@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict
 from jinja2.exceptions import TemplateError
 
 from runtimes.sdk.chat.language import Format, format_of, markers_of
-from runtimes.sdk.chat.messages import TakePicture, read, take_effort
+from runtimes.sdk.chat.messages import TakePicture, read_messages, take_effort
 from runtimes.sdk.chat.template import ends_thinking, no_template
 from runtimes.sdk.errors import WorkerError, unsupported
 
@@ -51,7 +51,7 @@ class TokenizerLanguage(abc.ABC):
     @property
     def template(self) -> str:
         """The chat template; empty: there is none."""
-        return _template(self.tokenizer) if self.tokenizer.chat_template is not None else ""
+        return _template_text(self.tokenizer) if self.tokenizer.chat_template is not None else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of these tokens, special tokens included."""
@@ -68,7 +68,7 @@ class TokenizerLanguage(abc.ABC):
         tokens: list[int] = self.tokenizer.encode(text)
         return tokens
 
-    def one(self, text: str) -> int | None:
+    def single_token(self, text: str) -> int | None:
         """The single token of this text; None if the text has several tokens."""
         tokens = self.encode(text)
         return tokens[0] if len(tokens) == 1 else None
@@ -90,7 +90,7 @@ def facts(tokenizer: Any, ends: Iterable[int | None], *, tool_format: str = "aut
 
     `tool_format`: how the model writes calls and reasoning, `qwen`, `harmony` or `none`; `auto`: detected from the template.
     """
-    template = _template(tokenizer)
+    template = _template_text(tokenizer)
     wanted = _FORMATS.get(tool_format, format_of(template))
     markers = markers_of(wanted)
     vocabulary = tokenizer.get_added_vocab()
@@ -106,7 +106,7 @@ def facts(tokenizer: Any, ends: Iterable[int | None], *, tool_format: str = "aut
     )
 
 
-def rendered(
+def render_prompt(
     language: TokenizerLanguage,
     messages: object,
     tools: Sequence[Mapping[str, object]],
@@ -115,11 +115,11 @@ def rendered(
 ) -> tuple[str, bool]:
     """The prompt of a conversation as text, and whether it ends within reasoning. `arguments` go to the chat template.
 
-    `take` is called for each picture: see `messages.read`. Raises WorkerError.
+    `take` is called for each picture: see `messages.read_messages`. Raises WorkerError.
     """
     if language.tokenizer.chat_template is None:
         raise no_template()
-    turns = read(language, messages, take)
+    turns = read_messages(language, messages, take)
     extra = dict(arguments)
     if language.format == "harmony":
         take_effort(turns, extra)
@@ -139,6 +139,6 @@ def rendered(
     return text, ends_thinking(language, text)
 
 
-def _template(tokenizer: Any) -> str:
+def _template_text(tokenizer: Any) -> str:
     template = tokenizer.chat_template
     return template if isinstance(template, str) else json.dumps(template or "")

@@ -28,12 +28,12 @@ class Tools:
     strict: frozenset[str] = frozenset()
 
 
-def wanted(body: Body, language: Language) -> Tools:
+def requested_tools(body: Body, language: Language) -> Tools:
     """The tools of a request. Raises WorkerError for invalid tools and unsupported choices."""
     given = body.values.get("tools") or []
     if not isinstance(given, list):
-        raise body.wrong("tools", "a list of tools")
-    named = {_name(tool): tool for tool in given}
+        raise body.wrong_value("tools", "a list of tools")
+    named = {_function_name(tool): tool for tool in given}
     choice = body.values.get("tool_choice") or "auto"
     if choice == "none" or (choice == "auto" and not named):
         return Tools()
@@ -49,14 +49,14 @@ def wanted(body: Body, language: Language) -> Tools:
         if must[0] not in named:
             raise WorkerError(f"tool_choice names {must[0]!r}, which is not among the tools.", param="tool_choice")
     elif choice != "auto":
-        raise body.wrong("tool_choice", 'auto, none, required, or {"type": "function", "function": {"name": …}}')
+        raise body.wrong_value("tool_choice", 'auto, none, required, or {"type": "function", "function": {"name": …}}')
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in named.items()}
     offered = tuple(tool for name, tool in named.items() if not isinstance(choice, dict) or name in must)
     strict = frozenset(name for name, tool in named.items() if tool["function"].get("strict") is True)
     return Tools(offered, must, body.flag("parallel_tool_calls", default=True), schemas, strict)
 
 
-def _name(tool: object) -> str:
+def _function_name(tool: object) -> str:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict):
         raise unsupported("tools", 'only {"type": "function", "function": {…}} is known here')

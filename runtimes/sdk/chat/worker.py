@@ -29,10 +29,10 @@ from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.tools import Tools
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.parameters import Table
-from runtimes.sdk.server import Endpoint, Worker, events, started
+from runtimes.sdk.server import Endpoint, Worker, events, wait_first_item
 from runtimes.sdk.worker_pool import Cancel
 
-Begun = tuple[Answer, Iterator[list[Piece]]]
+StartedAnswer = tuple[Answer, Iterator[list[Piece]]]
 """An answer that has begun, and an iterator of its pieces as the model generates them."""
 
 
@@ -49,7 +49,7 @@ class Conversation:
     schema: Schema | None
     body: Body
 
-    def unenforced(self) -> Conversation:
+    def without_constraints(self) -> Conversation:
         """The same prompt without constraints, for a request that generates nothing."""
         return dataclasses.replace(self, tools=dataclasses.replace(self.tools, must=()), schema=None)
 
@@ -97,7 +97,7 @@ class TextWorker(Worker, Generic[P]):
         """The prompt of a conversation's next turn. Raises WorkerError."""
 
     @abc.abstractmethod
-    def continued(self, tokens: list[int], body: Body) -> P:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> P:
         """The prompt made of these tokens, for a text to continue."""
 
     @abc.abstractmethod
@@ -111,9 +111,9 @@ class TextWorker(Worker, Generic[P]):
         """The parser for the answer to this prompt."""
         return parser_of(self.language, conversation.tools, thinking=prompt.thinking)
 
-    def room(self, requested: int | None, prompt: P, param: str) -> int:
+    def token_budget(self, requested: int | None, prompt: P, param: str) -> int:
         """The number of tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
-        return requests.room(requested, len(prompt.tokens), self.context, param, self.context_key)
+        return requests.token_budget(requested, len(prompt.tokens), self.context, param, self.context_key)
 
     def routes(self) -> Mapping[str, Endpoint]:
         """The endpoints that the adapter lists."""
@@ -125,23 +125,23 @@ class TextWorker(Worker, Generic[P]):
 
     async def chat(self, request: Request) -> Response:
         """A conversation's next turn."""
-        body = await Body.of(request)
+        body = await Body.parse(request)
         parameters.check(self.chat_parameters, body.values)
         generation = requests.generation(body, self.language, requests.chat_logprobs(body))
-        conversation = self._conversation(body)
+        conversation = self._read_conversation(body)
 
-        def begin(cancel: Cancel) -> Begun:
+        def begin(cancel: Cancel) -> StartedAnswer:
             prompt = self.prompt(conversation)
             parser = self.parser(conversation, prompt)
-            return self._begin("chat", prompt, parser, generation, cancel, parallel=conversation.tools.parallel)
+            return self._begin_answer("chat", prompt, parser, generation, cancel, parallel=conversation.tools.parallel)
 
-        return await self._answered(generation, begin)
+        return await self._respond(generation, begin)
 
     async def input_tokens(self, request: Request) -> Response:
         """The number of tokens in the prompt of a conversation. The answer has llama.cpp's form."""
-        body = await Body.of(request)
+        body = await Body.parse(request)
         parameters.check(self.chat_parameters, body.values)
-        conversation = self._conversation(body).unenforced()
+        conversation = self._read_conversation(body).without_constraints()
 
         def count(_cancel: Cancel) -> int:
             return len(self.prompt(conversation).tokens)
@@ -150,20 +150,20 @@ class TextWorker(Worker, Generic[P]):
 
     async def completions(self, request: Request) -> Response:
         """A text's continuation."""
-        body = await Body.of(request)
+        body = await Body.parse(request)
         parameters.check(self.completion_parameters, body.values)
-        logprobs = body.whole("logprobs", None, 0, requests.MAX_LOGPROBS)
+        logprobs = body.integer("logprobs", None, 0, requests.MAX_LOGPROBS)
         generation = requests.generation(body, self.language, logprobs)
         shows_special = not body.flag("skip_special_tokens", default=True)
 
-        def begin(cancel: Cancel) -> Begun:
-            prompt = self.continued(self._prompt_tokens(body), body)
-            return self._begin("text", prompt, Plain(), generation, cancel, shows_special=shows_special)
+        def begin(cancel: Cancel) -> StartedAnswer:
+            prompt = self.prompt_from_tokens(self._prompt_tokens(body), body)
+            return self._begin_answer("text", prompt, Plain(), generation, cancel, shows_special=shows_special)
 
-        return await self._answered(generation, begin)
+        return await self._respond(generation, begin)
 
-    def _conversation(self, body: Body) -> Conversation:
-        choice, answer_schema = tools.wanted(body, self.language), schema.wanted(body)
+    def _read_conversation(self, body: Body) -> Conversation:
+        choice, answer_schema = tools.requested_tools(body, self.language), schema.requested_schema(body)
         if choice.must and not self.enforces:
             raise unsupported("tool_choice", "the model decides here whether it calls a tool: auto, or none")
         if answer_schema is not None and not self.enforces:
@@ -171,27 +171,27 @@ class TextWorker(Worker, Generic[P]):
         arguments = requests.template_arguments(body, self.language)
         return Conversation(body.values.get("messages"), choice, arguments, answer_schema, body)
 
-    async def _answered(self, generation: Generation, begin: Callable[[Cancel], Begun]) -> Response:
+    async def _respond(self, generation: Generation, begin: Callable[[Cancel], StartedAnswer]) -> Response:
         def chunks(cancel: Cancel) -> Iterator[Any]:
             answer, pieces = begin(cancel)
             yield from answer.chunks(pieces)
-            self._count(answer)
+            self._count_tokens(answer)
 
         def whole(cancel: Cancel) -> Any:
             answer, pieces = begin(cancel)
-            found = answer.whole(pieces)
-            self._count(answer)
+            found = answer.to_object(pieces)
+            self._count_tokens(answer)
             return found
 
         if generation.stream:
-            return events(await started(self.pool.stream(chunks)))
+            return events(await wait_first_item(self.pool.stream(chunks)))
         return JSONResponse(await self.pool.run(whole))
 
-    def _count(self, answer: Answer) -> None:
+    def _count_tokens(self, answer: Answer) -> None:
         self.meters.tokens_in.inc(answer.prompt)
         self.meters.tokens_out.inc(answer.builder.outcome.tokens)
 
-    def _begin(
+    def _begin_answer(
         self,
         kind: Literal["chat", "text"],
         prompt: P,
@@ -201,9 +201,9 @@ class TextWorker(Worker, Generic[P]):
         *,
         parallel: bool = True,
         shows_special: bool = False,
-    ) -> Begun:
+    ) -> StartedAnswer:
         size = len(prompt.tokens)
-        limit = self.room(generation.max_tokens, prompt, "messages" if kind == "chat" else "prompt")
+        limit = self.token_budget(generation.max_tokens, prompt, "messages" if kind == "chat" else "prompt")
         run = Run(prompt, generation, limit, cancel, enough=Cancel())
         results = self.generate(run)
         stops = (*generation.stops, *prompt.stops)

@@ -17,7 +17,7 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.chat import parameters
 from runtimes.sdk.chat.grammar import Grammar, grammar
 from runtimes.sdk.chat.pictures import taker
-from runtimes.sdk.chat.tokenizer import rendered
+from runtimes.sdk.chat.tokenizer import render_prompt
 from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
 from runtimes.sdk.errors import WorkerError
@@ -77,7 +77,7 @@ class VllmWorker(TextWorker[Prompt]):
         """The prompt, with a grammar if a schema or a tool choice constrains the answer."""
         images: list[Image.Image] = []
         tools, arguments = conversation.tools, {**self.options.chat_template_kwargs, **conversation.arguments}
-        text, thinking = rendered(self.language, conversation.messages, tools.offered, arguments, taker(images))
+        text, thinking = render_prompt(self.language, conversation.messages, tools.offered, arguments, taker(images))
         inputs = self._inputs(self.language.encode(text), conversation.body, "messages", images)
         tokens = inputs["prompt_token_ids"]
         found = grammar(self.language, tokens, tools, conversation.schema, thinking=thinking, mark=self._mark)
@@ -85,7 +85,7 @@ class VllmWorker(TextWorker[Prompt]):
             self._check(found)
         return Prompt(tokens, thinking, inputs, None if found is None else found.text)
 
-    def continued(self, tokens: list[int], body: Body) -> Prompt:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, without pictures or a grammar."""
         return Prompt(tokens, inputs=self._inputs(tokens, body, "prompt"))
 
@@ -94,7 +94,7 @@ class VllmWorker(TextWorker[Prompt]):
         return self.engine.generate(run, self.language.ends)
 
     def _inputs(self, tokens: list[int], body: Body, param: str, images: Sequence[Image.Image] = ()) -> Any:
-        self.room(None, Prompt(tokens), param)
+        self.token_budget(None, Prompt(tokens), param)
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if images:
             prompt["multi_modal_data"] = {"image": list(images)}
@@ -107,11 +107,11 @@ class VllmWorker(TextWorker[Prompt]):
         for one in wanted.schemas:
             wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(one.schema), self._grammar_tokenizer)
             if wrong:
-                message = f"{one.param}: {one.what} can't be held to this schema: {wrong}"
+                message = f"{one.param}: {one.purpose} can't be held to this schema: {wrong}"
                 raise WorkerError(message, code="schema_unusable", param=one.param)
 
     def _mark(self, text: str) -> int | None:
-        token = self.language.one(text)
+        token = self.language.single_token(text)
         return token if token is not None and self._grammar_tokenizer.is_special_token(token) else None
 
     @cached_property

@@ -32,25 +32,25 @@ class HarmonyParser(Reader):
     def read(self) -> Reading[None]:
         """Read message after message."""
         count = 0
-        while (header := (yield from self.before(MESSAGE))) is not None:
+        while (header := (yield from self.read_before(MESSAGE))) is not None:
             channel, recipient = _CHANNEL.search(header), _TO.search(header)
             if recipient and self._calls:
                 self.out.append(CallStart(count, recipient[1].removeprefix("functions.")))
-                ended = yield from self.until(ENDS, partial(self._argue, count))
+                ended = yield from self.read_until(ENDS, partial(self._output_arguments, count))
                 count += 1
             elif recipient or (channel and channel[1] == "analysis"):
                 self.thinking = True
-                ended = yield from self.until(ENDS, lambda text: self.out.append(Thought(text)))
+                ended = yield from self.read_until(ENDS, lambda text: self.out.append(Thought(text)))
             else:
-                ended = yield from self.until(ENDS, self._answer)
+                ended = yield from self.read_until(ENDS, self._output_answer)
             self.thinking = self.answering = False
             if ended != START:
-                yield from self.until((START,), ignore)
+                yield from self.read_until((START,), ignore)
 
-    def _argue(self, index: int, text: str) -> None:
+    def _output_arguments(self, index: int, text: str) -> None:
         self.out.append(CallArguments(index, text))
 
-    def _answer(self, text: str) -> None:
+    def _output_answer(self, text: str) -> None:
         pause = "\n\n" if self._has_answered and not self.answering else ""  # between preamble and answer
         self.out.append(Text(pause + text))
         self._has_answered = self.answering = True

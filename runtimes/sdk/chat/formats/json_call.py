@@ -20,7 +20,7 @@ class JsonCall:
 
     def __init__(self, reader: Reader, index: int, closing: str) -> None:
         self._reader, self._index, self._closing = reader, index, closing
-        self._given = False
+        self._has_arguments = False
         self.raw = ""
         self.name: str | None = None
 
@@ -29,31 +29,31 @@ class JsonCall:
         early = ""  # arguments before the name
         yield from self._skip_to("{")
         while (yield from self._skip_to('"}')) == '"':
-            key = yield from self._key()
+            key = yield from self._read_key()
             yield from self._skip_to(":")
             streamed = key in _ARGUMENTS and self.name is not None
-            value = yield from self._value(self._give if streamed else None)
-            text = _text(value)
+            value = yield from self._read_value(self._output_arguments if streamed else None)
+            text = _string_content(value)
             if key == "name" and self.name is None and text is not None:
                 self.name = text
                 self._reader.out.append(CallStart(self._index, text))
-                self._give(early)
+                self._output_arguments(early)
             elif key in _ARGUMENTS and value.startswith('"'):
                 early = early if text is None else text  # JSON within a string
-                self._give(text or "")
+                self._output_arguments(text or "")
             elif key in _ARGUMENTS:
                 early = value
             if (yield from self._skip_to(",}")) == "}":
                 break
-        if not self._given:
-            self._give("{}")
+        if not self._has_arguments:
+            self._output_arguments("{}")
 
-    def _give(self, text: str) -> None:
+    def _output_arguments(self, text: str) -> None:
         if text and self.name is not None:
-            self._given = True
+            self._has_arguments = True
             self._reader.out.append(CallArguments(self._index, text))
 
-    def _next(self) -> Reading[str]:
+    def _read_char(self) -> Reading[str]:
         if self.name is None and self.raw.endswith(self._closing):
             raise CallEndedError
         while not self._reader.buffer:
@@ -66,22 +66,22 @@ class JsonCall:
 
     def _skip_to(self, wanted: str) -> Reading[str]:
         """Read up to the first of these characters."""
-        while (char := (yield from self._next())) not in wanted:
+        while (char := (yield from self._read_char())) not in wanted:
             pass
         return char
 
-    def _key(self) -> Reading[str]:
+    def _read_key(self) -> Reading[str]:
         key, escaped = "", False
-        while (char := (yield from self._next())) != '"' or escaped:
+        while (char := (yield from self._read_char())) != '"' or escaped:
             key += char
             escaped = char == "\\" and not escaped
         return key
 
-    def _value(self, say: Callable[[str], None] | None) -> Reading[str]:
-        """Read a value, and return its raw text. Any value but a string is also passed to `say` while it arrives."""
+    def _read_value(self, output: Callable[[str], None] | None) -> Reading[str]:
+        """Read a value, and return its raw text. Any value but a string is also passed to `output` while it arrives."""
         value, char, depth, quoted, escaped = "", "", 0, False, False
         while not value or depth or quoted or char not in '"}]':
-            char = yield from self._next()
+            char = yield from self._read_char()
             if quoted:
                 quoted = char != '"' or escaped
                 escaped = char == "\\" and not escaped
@@ -94,12 +94,12 @@ class JsonCall:
                 quoted = char == '"'
                 depth += (char in "{[") - (char in "}]")
             value += char
-            if say is not None and not value.startswith('"'):
-                say(char)
+            if output is not None and not value.startswith('"'):
+                output(char)
         return value
 
 
-def _text(value: str) -> str | None:
+def _string_content(value: str) -> str | None:
     """The content of a JSON string; None for any other JSON."""
     try:
         return str(json.loads(value)) if value.startswith('"') else None

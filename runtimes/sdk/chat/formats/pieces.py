@@ -41,7 +41,7 @@ Schemas = Mapping[str, Mapping[str, object]]
 """JSON Schemas of the parameters of each function, by name."""
 
 
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
+def merge_pieces(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces with neighbours of one kind joined, and without empty pieces."""
     out: list[Piece] = []
     for piece in pieces:
@@ -57,7 +57,7 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
     return out
 
 
-def earliest(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
+def first_marker(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
     """The position of the first marker, and the marker; at equal positions the longest."""
     found = [(text.find(marker), -len(marker), marker) for marker in markers]
     found = [item for item in found if item[0] >= 0]

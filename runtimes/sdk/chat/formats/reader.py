@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from runtimes.sdk.chat.formats.pieces import Piece, earliest, partial_marker
+from runtimes.sdk.chat.formats.pieces import Piece, first_marker, partial_marker
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -38,15 +38,15 @@ class Reader(abc.ABC):
         self.ended = True
         return self.feed("")
 
-    def until(self, markers: tuple[str, ...], say: Callable[[str], object]) -> Reading[str]:
-        """Read up to a marker, and pass all text before it to `say` while it arrives. Returns the marker; empty at the end."""
+    def read_until(self, markers: tuple[str, ...], output: Callable[[str], object]) -> Reading[str]:
+        """Read up to a marker, and pass all text before it to `output` while it arrives. Returns the marker; empty at the end."""
         while True:
-            found = earliest(self.buffer, markers)
+            found = first_marker(self.buffer, markers)
             keep = 0 if self.ended else partial_marker(self.buffer, markers)
             cut = len(self.buffer) - keep if found is None else found[0]
             text, self.buffer = self.buffer[:cut], self.buffer[cut:]
             if text:
-                say(text)
+                output(text)
             if found is not None:
                 self.buffer = self.buffer[len(found[1]) :]
                 return found[1]
@@ -54,7 +54,7 @@ class Reader(abc.ABC):
                 return ""
             yield
 
-    def before(self, marker: str) -> Reading[str | None]:
+    def read_before(self, marker: str) -> Reading[str | None]:
         """Read up to a marker. Returns the text before it; None, with nothing read, if the marker never comes."""
         while marker not in self.buffer:
             if self.ended:
@@ -65,4 +65,4 @@ class Reader(abc.ABC):
 
 
 def ignore(_text: str) -> None:
-    """Drops the text: an argument for `until`."""
+    """Drops the text: an argument for `read_until`."""

@@ -11,7 +11,7 @@ from runtimes.sdk.chat.formats.json_call import CallEndedError, JsonCall
 from runtimes.sdk.chat.formats.pieces import Schemas, Text, Thought
 from runtimes.sdk.chat.formats.reader import Reader, Reading, ignore
 
-THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_call>"
+THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE = "<think>", "</think>", "<tool_call>", "</tool_call>"
 
 
 class TaggedParser(Reader):
@@ -20,55 +20,55 @@ class TaggedParser(Reader):
     def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
         super().__init__()
         self._schemas: Schemas = schemas or {}
-        self._calls = (CALL,) if calls else ()
-        self._fresh = True  # only blanks so far
-        self._blanks = ""  # at the end of what was output
+        self._calls = (CALL_OPEN,) if calls else ()
+        self._only_blanks = True  # only blanks so far
+        self._trailing_blanks = ""  # at the end of what was output
         self.thinking = thinking
 
     @property
     def answering(self) -> bool:
         """Is the text within the answer, after its first text?"""
-        return not self.thinking and not self._fresh
+        return not self.thinking and not self._only_blanks
 
     def read(self) -> Reading[None]:
         """Read reasoning, if there is any, then the answer and calls."""
-        self.thinking = self.thinking or (yield from self._thinks())
+        self.thinking = self.thinking or (yield from self._read_think_tag())
         if self.thinking:
-            if not (yield from self.until((THOUGHT,), self._say)):
+            if not (yield from self.read_until((THINK_CLOSE,), self._output_text)):
                 return
-            self.thinking, self._fresh, self._blanks = False, True, ""
+            self.thinking, self._only_blanks, self._trailing_blanks = False, True, ""
         count = 0
-        while (yield from self.until(self._calls, self._say)):
-            self._fresh, self._blanks = True, ""
-            count += yield from self._call(count)
-        self.out.append(Text(self._blanks))
+        while (yield from self.read_until(self._calls, self._output_text)):
+            self._only_blanks, self._trailing_blanks = True, ""
+            count += yield from self._read_call(count)
+        self.out.append(Text(self._trailing_blanks))
 
-    def _thinks(self) -> Reading[bool]:
+    def _read_think_tag(self) -> Reading[bool]:
         while not self.ended:
             text = self.buffer.lstrip()
-            if text.startswith(THINK):
-                self.buffer = text[len(THINK) :]
+            if text.startswith(THINK_OPEN):
+                self.buffer = text[len(THINK_OPEN) :]
                 return True
-            if not THINK.startswith(text):  # else only blanks, or the beginning of the tag
-                self._fresh = False
+            if not THINK_OPEN.startswith(text):  # else only blanks, or the beginning of the tag
+                self._only_blanks = False
                 return False
             yield
         return False
 
-    def _say(self, text: str) -> None:
+    def _output_text(self, text: str) -> None:
         """Output text, without blanks at the beginning and end of the answer."""
-        if self._fresh:
+        if self._only_blanks:
             text = text.lstrip()
         if not text:
             return
-        self._fresh = False
-        text = self._blanks + text
+        self._only_blanks = False
+        text = self._trailing_blanks + text
         stripped = text.rstrip()
-        self._blanks = text[len(stripped) :]
+        self._trailing_blanks = text[len(stripped) :]
         if stripped:
             self.out.append(Thought(stripped) if self.thinking else Text(stripped))
 
-    def _call(self, index: int) -> Reading[bool]:
+    def _read_call(self, index: int) -> Reading[bool]:
         """Read a call and its closing tag. False if it was no call: then the text is output."""
         begin = self.buffer.lstrip()
         while not self.ended and xml_call.FUNCTION.startswith(begin) and begin != xml_call.FUNCTION:
@@ -78,15 +78,15 @@ class TaggedParser(Reader):
             found = yield from xml_call.read_call(self, index, self._schemas)
             raw, self.buffer = ("", self.buffer) if found else (self.buffer, "")
         else:
-            call = JsonCall(self, index, CALLED)
+            call = JsonCall(self, index, CALL_CLOSE)
             try:
                 yield from call.read()
-                self._fresh = call.name is not None
+                self._only_blanks = call.name is not None
             except CallEndedError:
                 pass
             found, raw = call.name is not None, call.raw
         if found:
-            yield from self.until((CALLED,), ignore)
+            yield from self.read_until((CALL_CLOSE,), ignore)
         else:
-            self.out.append(Text(CALL + raw))
+            self.out.append(Text(CALL_OPEN + raw))
         return found

@@ -73,7 +73,7 @@ class ChatWorker(TextWorker[Prompt]):
         text = self.language.decode(prompt.tokens)
         return TemplateParser(self.language.answers, text, conversation.tools.offered)
 
-    def continued(self, tokens: list[int], body: Body) -> Prompt:
+    def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, without pictures or a guide."""
         return Prompt(tokens)
 

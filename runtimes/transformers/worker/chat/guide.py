@@ -90,12 +90,12 @@ class Guides:
         if place is None:
             raise WorkerError(f"This can't be made a grammar: {reason.partition(chr(10))[0]}", code="format_unusable")
         wrong = schemas[place]
-        message = f"{wrong.param}: {wrong.what} can't be held to this schema: {reason}"
+        message = f"{wrong.param}: {wrong.purpose} can't be held to this schema: {reason}"
         raise WorkerError(message, code="schema_unusable", param=wrong.param)
 
     def mark(self, text: str) -> int | None:
         """The special token for this text; None: ordinary tokens write the text."""
-        token = self._loaded.one(text)
+        token = self._loaded.single_token(text)
         if token is None:
             return None
         with self._lock:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from runtimes.sdk.chat.pictures import taker, wrong
-from runtimes.sdk.chat.tokenizer import rendered
+from runtimes.sdk.chat.tokenizer import render_prompt
 from runtimes.sdk.chat.worker import Prompt as TextPrompt
 from runtimes.sdk.errors import WorkerError
 from runtimes.transformers.worker.chat.guide import Guide
@@ -30,7 +30,7 @@ def chat(
 ) -> Prompt:
     """The prompt for a conversation. `arguments` go to the chat template. Raises WorkerError."""
     images: list[Image.Image] = []
-    text, thinking = rendered(loaded, messages, tools, arguments, taker(images))
+    text, thinking = render_prompt(loaded, messages, tools, arguments, taker(images))
     tokens = loaded.encode(text)
     if not images:
         return Prompt(tokens, thinking)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtimes.sdk.chat.detokenize import Detokenizer
 from runtimes.sdk.chat.formats.harmony import HarmonyParser
-from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merge_pieces
 from runtimes.sdk.chat.formats.tagged import TaggedParser
 from runtimes.sdk.chat.response_builder import Stops
 from tests.support.cases import cases
@@ -74,7 +74,7 @@ texts = st.lists(st.sampled_from(SCRAPS), max_size=25).map("".join)
 
 def whole(make, text):
     parser = make()
-    return merged([*parser.feed(text), *parser.end()])
+    return merge_pieces([*parser.feed(text), *parser.end()])
 
 
 def cut(text, places):
@@ -85,7 +85,7 @@ def cut(text, places):
 def in_pieces(make, pieces):
     parser = make()
     found = [piece for part in pieces for piece in parser.feed(part)]
-    return merged([*found, *parser.end()])
+    return merge_pieces([*found, *parser.end()])
 
 
 class TestAnyCut:
