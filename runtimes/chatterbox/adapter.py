@@ -100,7 +100,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
 
     def voices(self, config: ChatterboxConfig) -> tuple[str, ...]:
         """The names of all clips, of the model's own voice, and the aliases."""
-        return tuple(voices.names(config.path, config.voices, config.voice_aliases))
+        return tuple(voices.voice_names(config.path, config.voices, config.voice_aliases))
 
     def estimate(self, config: ChatterboxConfig) -> Estimate | None:
         """The weights by the files' headers (or sizes), the work on a long sentence, and the program."""
@@ -124,7 +124,7 @@ def _bytes(file: Path) -> int:
 def _problems(config: ChatterboxConfig) -> Iterator[str]:
     known = languages.LANGUAGES if config.variant == "multilingual" else ("en",)
     if code_of(config.default_language, known) is None:
-        which = languages.expected(config.default_language, known)
+        which = languages.valid_codes(config.default_language, known)
         yield Contradiction(
             f"default_language: {config.default_language!r} can't be spoken by variant {config.variant}; it must be {which}"
         )
@@ -138,7 +138,7 @@ def _problems(config: ChatterboxConfig) -> Iterator[str]:
         yield f"path: {config.path} lacks {', '.join(missing)}, which variant {config.variant} is made of"
     if config.voices is not None and not config.voices.is_dir():
         yield f"voices: {config.voices}: there is no such folder"
-    voiced = voices.names(config.path, config.voices, {})
+    voiced = voices.voice_names(config.path, config.voices, {})
     if not voiced:
         yield "voices: there is no voice: name a folder with at least one clip (the checkpoint has none of its own)"
         return

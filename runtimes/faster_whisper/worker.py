@@ -51,22 +51,24 @@ class FasterWhisperWorker(TranscriptionWorker):
         first = next(pieces, None)
         if first is None:
             return SegmentStream(wanted.language, iter(()))
-        found, info = self._transcribe(first, wanted, wanted.language, wanted.prompt)
+        found, info = self._transcribe_piece(first, wanted, wanted.language, wanted.prompt)
 
         def segments() -> Iterator[Segment]:
             context = wanted.prompt or ""
             for piece in itertools.chain((first,), pieces):
                 cancel.check()
-                here = (
-                    found if piece is first else self._transcribe(piece, wanted, info.language, context[-CONTEXT:])[0]
+                results = (
+                    found
+                    if piece is first
+                    else self._transcribe_piece(piece, wanted, info.language, context[-CONTEXT:])[0]
                 )
-                for segment in here:
+                for segment in results:
                     context += segment.text
-                    yield _segment(segment, piece)
+                    yield _to_segment(segment, piece)
 
         return SegmentStream(info.language, segments(), None if wanted.language else float(info.language_probability))
 
-    def _transcribe(
+    def _transcribe_piece(
         self, piece: Window, wanted: TranscriptionOptions, language: str | None, prompt: str | None
     ) -> tuple[Iterator[Any], Any]:
         options: dict[str, Any] = {} if wanted.temperature == 0 else {"temperature": wanted.temperature}
@@ -83,7 +85,7 @@ class FasterWhisperWorker(TranscriptionWorker):
         return iter(found), info
 
 
-def _segment(found: Any, piece: Window) -> Segment:
+def _to_segment(found: Any, piece: Window) -> Segment:
     begin = piece.start_s
     return Segment(
         start=float(begin + found.start),

@@ -66,22 +66,26 @@ class WhisperCppWorker(TranscriptionWorker):
         if first is None:
             return SegmentStream(wanted.language, iter(()))
         given = wanted.language or (None if self.translates else "en")
-        found = self._ask(first, wanted, given, wanted.prompt, cancel)
+        found = self._transcribe_piece(first, wanted, given, wanted.prompt, cancel)
         language = given or code_of(str(found.get("language")), NAMES)
 
         def segments() -> Iterator[Segment]:
             context = wanted.prompt or ""
             for piece in itertools.chain((first,), pieces):
                 cancel.check()
-                here = found if piece is first else self._ask(piece, wanted, language, context[-CONTEXT:], cancel)
-                for segment in here["segments"]:
+                result = (
+                    found
+                    if piece is first
+                    else self._transcribe_piece(piece, wanted, language, context[-CONTEXT:], cancel)
+                )
+                for segment in result["segments"]:
                     context += segment["text"]
-                    yield _segment(segment, piece, language, words=wanted.words)
+                    yield _to_segment(segment, piece, language, words=wanted.words)
 
         probability = None if given else found.get("detected_language_probability")
         return SegmentStream(language, segments(), probability)
 
-    def _ask(
+    def _transcribe_piece(
         self, piece: Window, wanted: TranscriptionOptions, language: str | None, prompt: str | None, cancel: Cancel
     ) -> Mapping[str, Any]:
         fields = {
@@ -95,22 +99,22 @@ class WhisperCppWorker(TranscriptionWorker):
             "prompt": prompt or "",
         }
         assert self._child is not None, "it is loaded"
-        body, kind = _form(fields, _wav(piece.samples))
+        body, kind = _multipart_form(fields, _to_wav(piece.samples))
         try:
             status, answer = self._child.request("POST", PATH, body, kind, cancel)
             found: Mapping[str, Any] = json.loads(answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _failed(str(error)) from error
+            raise _server_error(str(error)) from error
         if status != http.client.OK:
-            raise _failed(str(found.get("error")))
+            raise _server_error(str(found.get("error")))
         return found
 
 
-def _failed(why: str) -> WorkerError:
+def _server_error(why: str) -> WorkerError:
     return WorkerError(f"whisper.cpp's server failed: {why}.", code="worker_failed", status=500)
 
 
-def _wav(samples: Samples) -> bytes:
+def _to_wav(samples: Samples) -> bytes:
     """The samples as a WAV file, 16 bits at 16 kHz."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
@@ -121,7 +125,7 @@ def _wav(samples: Samples) -> bytes:
     return file.getvalue()
 
 
-def _form(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
+def _multipart_form(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
     """A multipart body and its content type."""
     boundary = secrets.token_hex(16)
     parts = [
@@ -133,13 +137,13 @@ def _form(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
     return body + f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def _segment(found: Mapping[str, Any], piece: Window, language: str | None, *, words: bool) -> Segment:
+def _to_segment(found: Mapping[str, Any], piece: Window, language: str | None, *, words: bool) -> Segment:
     begin = piece.start_s
     return Segment(
         start=begin + found["start"],
         end=begin + found["end"],
         text=found["text"],
-        words=tuple(_words(found.get("words", ()), begin, language)) if words else (),
+        words=tuple(_join_words(found.get("words", ()), begin, language)) if words else (),
         tokens=tuple(found.get("tokens", ())),
         avg_logprob=found["avg_logprob"] or 0.0,  # null: not a number
         no_speech_prob=found.get("no_speech_prob") or 0.0,
@@ -148,7 +152,7 @@ def _segment(found: Mapping[str, Any], piece: Window, language: str | None, *, w
     )
 
 
-def _words(tokens: Any, begin: float, language: str | None) -> Iterator[Word]:
+def _join_words(tokens: Any, begin: float, language: str | None) -> Iterator[Word]:
     """The words in the server's list of tokens. A token begins a word after a blank, or in a language without blanks."""
     word: Word | None = None
     for token in tokens:

@@ -13,7 +13,7 @@ LANGUAGES: Final = tuple(_CODES.split())
 """Codes that the library knows (`SUPPORTED_LANGUAGES`; `make test-chatterbox` compares)."""
 
 
-def expected(given: str, known: Collection[str]) -> str:
+def valid_codes(given: str, known: Collection[str]) -> str:
     """The valid codes, for an error message, with a suggestion if one is similar."""
     words = {word: language for language in sorted(known) for word in (language, NAMES[language])}
     near = difflib.get_close_matches(given.strip().lower(), words, 1)

@@ -19,7 +19,7 @@ def clips(folder: Path | None) -> dict[str, Path]:
     return {file.stem: file for file in found}
 
 
-def names(model: Path, folder: Path | None, aliases: Mapping[str, str]) -> list[str]:
+def voice_names(model: Path, folder: Path | None, aliases: Mapping[str, str]) -> list[str]:
     """All valid names of voices: clips, the model's own voice, aliases."""
     own = [BUILT_IN] if (model / BUILT_IN_FILE).is_file() else []
     return list(dict.fromkeys([*clips(folder), *own, *aliases]))

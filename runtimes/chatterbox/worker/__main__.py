@@ -53,7 +53,7 @@ class Speech:
 
 
 @dataclass(slots=True)
-class Turn:
+class LibraryCall:
     """One call of the library, with its cancellation, the text tokens read and the speech tokens generated."""
 
     cancel: Cancel = field(default_factory=Cancel)
@@ -75,31 +75,31 @@ class Speaker(Worker):
             OrderedDict()
         )  # the library's conditionals by voice, least recently used first
         self.languages: Mapping[str, str] = {}
-        self.turn: Turn | None = None  # there is one at a time
+        self.call: LibraryCall | None = None  # there is one at a time
 
     def load(self) -> None:
         """Raises whatever the library raises, and FileNotFoundError without any voice."""
         import torch  # noqa: PLC0415  # seconds: not before the port is open
 
         self.torch: Any = torch
-        self.model: Any = self._class().from_local(self.path, self.settings.options["device"])
+        self.model: Any = self._model_class().from_local(self.path, self.settings.options["device"])
         if self.variant == "multilingual":
             self.languages = self.model.get_supported_languages()
         if self.model.conds is not None:
             self.prepared[voices.BUILT_IN] = self.model.conds
         tokens = self.model.t3
-        tokens.tfmr.register_forward_pre_hook(self._look)
+        tokens.tfmr.register_forward_pre_hook(self._check_cancel)
         name = "inference_turbo" if self.variant == "turbo" else "inference"
-        setattr(tokens, name, self._counted(getattr(tokens, name)))
-        known = voices.names(self.path, self.folder, {})
+        setattr(tokens, name, self._count_tokens(getattr(tokens, name)))
+        known = voices.voice_names(self.path, self.folder, {})
         if not known:
             raise FileNotFoundError(f"no voice: {self.path} has none of its own, and the folder of voices has no clip")
         language = {"language_id": "en"} if self.variant == "multilingual" else {}
-        self._voice(self.settings.options["default_voice"] or known[0], {})
-        with self._working(Turn(_Trial())), contextlib.suppress(CancelledWorkError):
+        self._set_voice(self.settings.options["default_voice"] or known[0], {})
+        with self._running_call(LibraryCall(_TrialLimit())), contextlib.suppress(CancelledWorkError):
             self.model.generate(TRIAL, **language)
 
-    def _class(self) -> Any:
+    def _model_class(self) -> Any:
         """The library's model class; each variant has its own module."""
         if self.variant == "turbo":
             from chatterbox.tts_turbo import ChatterboxTurboTTS as Model  # noqa: PLC0415  # as above
@@ -117,15 +117,15 @@ class Speaker(Worker):
         """The audio file, or events with pieces of it, while it is synthesised."""
         body = await Body.parse(request)
         check(parameters.SPEECH[self.variant], body.values)
-        speech = self._parsed(body)
+        speech = self._parse_request(body)
         as_events = body.choice("stream_format", ("audio", "sse"), "audio") == "sse"
-        turns: list[Turn] = []
-        parts = await wait_first_item(self._file(speech, turns))
+        calls: list[LibraryCall] = []
+        parts = await wait_first_item(self._file_pieces(speech, calls))
         if as_events:
-            return events(_deltas(parts, turns))
+            return events(_delta_events(parts, calls))
         return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
 
-    def _parsed(self, body: Body) -> Speech:
+    def _parse_request(self, body: Body) -> Speech:
         """The parsed request. Raises WorkerError."""
         text = body.required_text("input")
         if len(text) > MAX_CHARACTERS:
@@ -149,7 +149,7 @@ class Speaker(Worker):
             }
         keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.variant == "multilingual":
-            keywords["language_id"] = self._language(body)
+            keywords["language_id"] = self._requested_language(body)
         return Speech(
             texts=pieces(text),
             voice=self._voice_name(body),
@@ -160,18 +160,18 @@ class Speaker(Worker):
             preparation=preparation,
         )
 
-    def _language(self, body: Body) -> str:
+    def _requested_language(self, body: Body) -> str:
         given = body.text("language") or str(self.settings.options["default_language"])
         found = code_of(given, self.languages)
         if found is None:
-            raise body.wrong_value("language", languages.expected(given, self.languages))
+            raise body.wrong_value("language", languages.valid_codes(given, self.languages))
         return found
 
     def _voice_name(self, body: Body) -> str:
         """The requested voice. Raises WorkerError for an unknown one."""
         given = body.values.get("voice")
         name = given.get("id") if isinstance(given, dict) else given
-        known = voices.names(self.path, self.folder, self.aliases)
+        known = voices.voice_names(self.path, self.folder, self.aliases)
         if name is None or name == "":
             name = self.settings.options["default_voice"] or (known[0] if known else "")
         name = self.aliases.get(name, name) if isinstance(name, str) else name
@@ -181,33 +181,39 @@ class Speaker(Worker):
             )
         return str(name)
 
-    async def _file(self, speech: Speech, turns: list[Turn]) -> AsyncIterator[bytes]:
-        """The pieces of the file; each is made after the client has read the one before. Appends the calls to `turns`."""
+    async def _file_pieces(self, speech: Speech, calls: list[LibraryCall]) -> AsyncIterator[bytes]:
+        """The pieces of the file; each is made after the client has read the one before. Appends the calls to `calls`."""
         encoder = Encoder(speech.format, self.model.sr)
         tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
         for place in range(len(speech.texts)):
-            say = partial(self._piece, speech, place, encoder, tempo, turns)
+            say = partial(self._synthesise, speech, place, encoder, tempo, calls)
             if data := await self.pool.run(say, again=place > 0):
                 yield data
         if tempo is not None:
             yield encoder.feed(tempo.end())
         yield encoder.end()
 
-    def _piece(
-        self, speech: Speech, place: int, encoder: Encoder, tempo: Tempo | None, turns: list[Turn], cancel: Cancel
+    def _synthesise(
+        self,
+        speech: Speech,
+        place: int,
+        encoder: Encoder,
+        tempo: Tempo | None,
+        calls: list[LibraryCall],
+        cancel: Cancel,
     ) -> bytes:
         """Synthesise one of the texts. Returns the bytes that it adds to the file. Runs in the model's thread."""
-        turn = Turn(cancel)
-        with self._working(turn):
-            self._voice(str(speech.voice), speech.preparation)
+        call = LibraryCall(cancel)
+        with self._running_call(call):
+            self._set_voice(str(speech.voice), speech.preparation)
             if speech.seed is not None:
                 self.torch.manual_seed(speech.seed + place)
             made = self.model.generate(speech.texts[place], **speech.keywords)
-        turns.append(turn)
+        calls.append(call)
         samples = np.asarray(made, "<f4").reshape(-1)
         return encoder.feed(samples if tempo is None else tempo.feed(samples))
 
-    def _voice(self, name: str, preparation: Mapping[str, Any]) -> None:
+    def _set_voice(self, name: str, preparation: Mapping[str, Any]) -> None:
         """Set the model's voice. Raises WorkerError for a clip that can't be used."""
         key = f"{name} {dict(preparation)}" if preparation.get("norm_loudness") is False else name
         if key not in self.prepared:
@@ -228,26 +234,26 @@ class Speaker(Worker):
         self.model.conds = self.prepared[key]
 
     @contextlib.contextmanager
-    def _working(self, turn: Turn) -> Iterator[None]:
-        turn.cancel.check()
-        self.turn = turn
+    def _running_call(self, call: LibraryCall) -> Iterator[None]:
+        call.cancel.check()
+        self.call = call
         try:
             yield
         finally:
-            self.turn = None
+            self.call = None
 
-    def _look(self, *_call: object) -> None:
-        if self.turn is not None:
-            self.turn.cancel.check()
+    def _check_cancel(self, *_call: object) -> None:
+        if self.call is not None:
+            self.call.cancel.check()
 
-    def _counted(self, inference: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_tokens(self, inference: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the library's function so that its tokens are counted."""
 
         def counted(*, text_tokens: Any, **further: Any) -> Any:
             made = inference(text_tokens=text_tokens, **further)
-            if self.turn is not None:
-                self.turn.read += text_tokens.shape[-1]
-                self.turn.made += made.shape[-1]
+            if self.call is not None:
+                self.call.read += text_tokens.shape[-1]
+                self.call.made += made.shape[-1]
             self.meters.tokens_in.inc(text_tokens.shape[-1])
             self.meters.tokens_out.inc(made.shape[-1])
             return made
@@ -255,7 +261,7 @@ class Speaker(Worker):
         return counted
 
 
-class _Trial(Cancel):
+class _TrialLimit(Cancel):
     """Ends the trial after some steps: a model that finds no end must not prevent readiness."""
 
     steps = 0
@@ -266,11 +272,11 @@ class _Trial(Cancel):
             raise CancelledWorkError
 
 
-async def _deltas(parts: AsyncIterator[bytes], turns: Sequence[Turn]) -> AsyncIterator[object]:
+async def _delta_events(parts: AsyncIterator[bytes], calls: Sequence[LibraryCall]) -> AsyncIterator[object]:
     async for part in parts:
         if part:
             yield {"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()}
-    read, made = sum(turn.read for turn in turns), sum(turn.made for turn in turns)
+    read, made = sum(call.read for call in calls), sum(call.made for call in calls)
     usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
     yield {"type": "speech.audio.done", "usage": usage}
 

@@ -21,17 +21,17 @@ _SHORT = re.compile(
 def pieces(text: str) -> list[str]:
     """The text's pieces, in order; none for a blank text."""
     found: list[str] = []
-    for sentence in _sentences(" ".join(text.split())):
-        for part in _parts(sentence):
-            room = FIRST if len(found) <= 1 else MAX_CHARACTERS
-            if found and len(found[-1]) + 1 + len(part) <= room:
-                found[-1] += _space(found[-1]) + part
+    for sentence in _split_sentences(" ".join(text.split())):
+        for part in _split_long(sentence):
+            limit = FIRST if len(found) <= 1 else MAX_CHARACTERS
+            if found and len(found[-1]) + 1 + len(part) <= limit:
+                found[-1] += _separator(found[-1]) + part
             else:
                 found.append(part)
     return found
 
 
-def _sentences(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     found: list[str] = []
     start = 0
     for match in _END.finditer(text):
@@ -48,7 +48,7 @@ def _last_words(text: str, start: int, end: int) -> str:
     return text[max(start, text.rfind(" ", start, max(last, start))) : end]
 
 
-def _parts(sentence: str) -> list[str]:
+def _split_long(sentence: str) -> list[str]:
     """The parts of a long sentence, cut at commas, else at spaces, else anywhere."""
     found: list[str] = []
     while len(sentence) > MAX_CHARACTERS:
@@ -60,5 +60,5 @@ def _parts(sentence: str) -> list[str]:
     return [*found, sentence] if sentence else found
 
 
-def _space(before: str) -> str:
+def _separator(before: str) -> str:
     return "" if before[-1] in "。！？、，；：" else " "

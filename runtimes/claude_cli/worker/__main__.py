@@ -36,7 +36,7 @@ class ProgramWorker(Worker):
         return {"POST /v1/chat/completions": self.chat}
 
     async def chat(self, request: Request) -> Response:
-        conversation_request = conversation.read((await Body.parse(request)).values)
+        conversation_request = conversation.parse_request((await Body.parse(request)).values)
         for name in conversation_request.ignored:
             without_effect(name)
         answer = Answer(self._options.upstream_model, conversation_request.include_usage)
@@ -46,7 +46,7 @@ class ProgramWorker(Worker):
 
         if conversation_request.stream:
             return events(await wait_first_item(self.pool.stream(lambda cancel: answer.chunks(run(cancel)))))
-        return JSONResponse(await self.pool.run(lambda cancel: answer.whole(run(cancel))))
+        return JSONResponse(await self.pool.run(lambda cancel: answer.to_object(run(cancel))))
 
 
 if __name__ == "__main__":

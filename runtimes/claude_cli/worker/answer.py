@@ -22,14 +22,14 @@ class Answer:
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, pieces: Iterable[str | Result]) -> Json:
+    def to_object(self, pieces: Iterable[str | Result]) -> Json:
         """The answer as one object."""
         *texts, result = pieces
         assert isinstance(result, Result)
         message = {"role": "assistant", "content": "".join(map(str, texts)), "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": result.finish_reason}
-        usage = {} if result.usage is None else {"usage": _usage(result.usage)}
-        return self._object("chat.completion", [choice], **usage)
+        usage = {} if result.usage is None else {"usage": _usage_json(result.usage)}
+        return self._response_object("chat.completion", [choice], **usage)
 
     def chunks(self, pieces: Iterable[str | Result]) -> Iterator[Json]:
         """The answer as a stream, one chunk for each piece of text."""
@@ -43,19 +43,21 @@ class Answer:
                 yield self._chunk({**role, "content": ""})
             yield self._chunk({}, piece.finish_reason)
             if self.include_usage:
-                usage = None if piece.usage is None else _usage(piece.usage)
-                yield self._object("chat.completion.chunk", [], usage=usage)
+                usage = None if piece.usage is None else _usage_json(piece.usage)
+                yield self._response_object("chat.completion.chunk", [], usage=usage)
 
     def _chunk(self, delta: Json, reason: str | None = None) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return self._object("chat.completion.chunk", [choice], **({"usage": None} if self.include_usage else {}))
+        return self._response_object(
+            "chat.completion.chunk", [choice], **({"usage": None} if self.include_usage else {})
+        )
 
-    def _object(self, kind: str, choices: list[Json], **more: Json | None) -> Json:
+    def _response_object(self, kind: str, choices: list[Json], **more: Json | None) -> Json:
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": choices, **more}
 
 
-def _usage(usage: Usage) -> Json:
+def _usage_json(usage: Usage) -> Json:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

@@ -29,22 +29,24 @@ class Descendants:
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lock = threading.Lock()
-        self._began: list[int] = []  # when each program that runs was started at the earliest, in ticks since the boot
+        self._start_times: list[
+            int
+        ] = []  # when each program that runs was started at the earliest, in ticks since the boot
 
     @contextlib.contextmanager
-    def swept(self) -> Iterator[None]:
+    def killing_leftovers(self) -> Iterator[None]:
         """The context in which a program starts, runs and ends. On exit, kills the processes that the program left behind."""
         with self._lock:
             began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
-            self._began.append(began)
+            self._start_times.append(began)
         try:
             yield
         finally:
             with self._lock:
-                self._began.remove(began)
-                self._sweep(min(self._began, default=sys.maxsize))
+                self._start_times.remove(began)
+                self._kill_children(min(self._start_times, default=sys.maxsize))
 
-    def _sweep(self, oldest: int) -> None:
+    def _kill_children(self, oldest: int) -> None:
         """Kill the children that started before `oldest`. Their own children then become ours, and are killed as well."""
         until = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < until and (left := [pid for pid, started in _children() if started < oldest]):

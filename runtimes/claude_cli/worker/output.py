@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 _FINISHED_BY: Final = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
-_WORDS: Final = 500  # characters of a failure
+_MOST_CHARACTERS: Final = 500  # characters of a failure
 
 
 class OutputError(Exception):
@@ -85,10 +85,10 @@ class ClaudeJson:
 
     def end(self) -> Result:
         """See `Output`."""
-        found = _object(bytes(self._data))
+        found = _json_object(bytes(self._data))
         if found is None or found.get("type") != "result":
             raise OutputError("its output is not the JSON of a result")
-        return _result(found, given=False)
+        return _parse_result(found, given=False)
 
 
 class ClaudeStreamJson:
@@ -97,7 +97,7 @@ class ClaudeStreamJson:
     def __init__(self) -> None:
         self._line = bytearray()
         self._has_pieces = False  # then whole messages say nothing new
-        self._given = False
+        self._has_text = False
         self._result: Mapping[str, object] | None = None
 
     def feed(self, data: bytes) -> str:
@@ -106,11 +106,11 @@ class ClaudeStreamJson:
         texts = []
         for line in lines:
             self._line += line
-            texts.append(self._read(bytes(self._line)))
+            texts.append(self._read_line(bytes(self._line)))
             self._line.clear()
         self._line += rest
         text = "".join(texts)
-        self._given = self._given or bool(text)
+        self._has_text = self._has_text or bool(text)
         return text
 
     def end(self) -> Result:
@@ -118,11 +118,11 @@ class ClaudeStreamJson:
         last = self.feed(b"\n")
         if self._result is None:
             raise OutputError("its output ended without a result")
-        result = _result(self._result, given=self._given)
+        result = _parse_result(self._result, given=self._has_text)
         return Result(last + result.text, result.finish_reason, result.usage)
 
-    def _read(self, line: bytes) -> str:
-        found = _object(line)
+    def _read_line(self, line: bytes) -> str:
+        found = _json_object(line)
         if found is None or found.get("parent_tool_use_id") is not None:  # what a part of the program says to another
             return ""
         match found:
@@ -148,7 +148,7 @@ OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {
 """Name in the configuration → parser."""
 
 
-def _object(data: bytes) -> dict[str, object] | None:
+def _json_object(data: bytes) -> dict[str, object] | None:
     """The JSON object in `data`, behind a terminal's control characters, if there are any."""
     start = data.find(b"{")
     try:
@@ -158,21 +158,21 @@ def _object(data: bytes) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _result(found: Mapping[str, object], *, given: bool) -> Result:
+def _parse_result(found: Mapping[str, object], *, given: bool) -> Result:
     text, subtype = found.get("result"), found.get("subtype")
     if found.get("is_error") is True or (isinstance(subtype, str) and subtype.startswith("error")):
-        raise OutputError(f"its result is an error: {str(text or subtype)[:_WORDS]}")
+        raise OutputError(f"its result is an error: {str(text or subtype)[:_MOST_CHARACTERS]}")
     if not given and not isinstance(text, str):
         raise OutputError("its result holds no text")
     reason = found.get("stop_reason")
     return Result(
         "" if given or not isinstance(text, str) else text,
         _FINISHED_BY.get(reason, "stop") if isinstance(reason, str) else "stop",
-        _usage(found.get("usage")),
+        _parse_usage(found.get("usage")),
     )
 
 
-def _usage(found: object) -> Usage | None:
+def _parse_usage(found: object) -> Usage | None:
     if not isinstance(found, dict):
         return None
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")

@@ -32,7 +32,7 @@ GRACE_S: Final = 1.0  # between SIGTERM and SIGKILL
 PIECE: Final = 64 * 1024
 LAST_BYTES: Final = 8192  # of stderr
 LAST_LINES: Final = 20
-THIS: Final = "The program that answers for this model"
+PROGRAM: Final = "The program that answers for this model"
 
 _PLACEHOLDER: Final = re.compile(r"\$\{(model|system_file)\}")
 
@@ -48,7 +48,7 @@ class Options:
     timeout_s: float
     output_bytes: int  # stdout and stderr together
 
-    def words(self, request: ProgramRequest, system_file: Path) -> list[str]:
+    def argv(self, request: ProgramRequest, system_file: Path) -> list[str]:
         """The program's command line, which never contains the prompt."""
         values = {"model": self.upstream_model, "system_file": str(system_file)}
         words = [*self.command, *(self.system_args if request.system else ())]
@@ -75,38 +75,41 @@ class Program:
         """The text of the answer in pieces, then the result. Blocks. Raises WorkerError and CancelledWorkError."""
         output, last_words = OUTPUTS[self._options.output](), bytearray()
         try:
-            with self._running(request) as process:
-                for is_error, piece in self._printed(process, cancel):
+            with self._running_process(request) as process:
+                for is_error, piece in self._read_output(process, cancel):
                     if is_error:
                         last_words[:] = (last_words + piece)[-LAST_BYTES:]
                     elif text := output.feed(piece):
-                        yield _printable(text)
-            _check(process.returncode)
+                        yield _without_surrogates(text)
+            _check_exit_code(process.returncode)
             result = output.end()
             if result.text:
-                yield _printable(result.text)
+                yield _without_surrogates(result.text)
             yield result
         except OutputError as error:
-            _log(str(error), last_words)
-            raise WorkerError(f"{THIS} failed; its log says why.", code="upstream_error", status=502) from error
+            _log_failure(str(error), last_words)
+            raise WorkerError(f"{PROGRAM} failed; its log says why.", code="upstream_error", status=502) from error
         except WorkerError as error:
-            _log(str(error), last_words)
+            _log_failure(str(error), last_words)
             raise
 
     @contextlib.contextmanager
-    def _running(self, request: ProgramRequest) -> Iterator[subprocess.Popen[bytes]]:
+    def _running_process(self, request: ProgramRequest) -> Iterator[subprocess.Popen[bytes]]:
         """A running process of the program; none of its processes is left on exit. Raises OutputError if it can't start."""
-        with TemporaryDirectory(dir=self._folder.path, ignore_cleanup_errors=True) as folder, self._descendants.swept():
+        with (
+            TemporaryDirectory(dir=self._folder.path, ignore_cleanup_errors=True) as folder,
+            self._descendants.killing_leftovers(),
+        ):
             try:
-                process = self._start(request, Path(folder))
+                process = self._start_process(request, Path(folder))
             except OSError as error:
                 raise OutputError(f"it can't be started: {error}") from error
             try:
                 yield process
             finally:
-                _end(process)
+                _end_process_group(process)
 
-    def _start(self, request: ProgramRequest, folder: Path) -> subprocess.Popen[bytes]:
+    def _start_process(self, request: ProgramRequest, folder: Path) -> subprocess.Popen[bytes]:
         """Start the process. Raises OSError."""
         (work := folder / "work").mkdir()
         (system_file := folder / "system.txt").write_bytes(request.system.encode())
@@ -114,7 +117,7 @@ class Program:
             prompt.write(self._options.prompt(request).encode())
             prompt.seek(0)
             return subprocess.Popen(
-                self._options.words(request, system_file),
+                self._options.argv(request, system_file),
                 stdin=prompt,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -123,7 +126,7 @@ class Program:
                 start_new_session=True,
             )
 
-    def _printed(self, process: subprocess.Popen[bytes], cancel: Cancel) -> Iterator[tuple[bool, bytes]]:
+    def _read_output(self, process: subprocess.Popen[bytes], cancel: Cancel) -> Iterator[tuple[bool, bytes]]:
         """What it prints until it has ended, and whether on stderr. Raises WorkerError for more than it may, and CancelledWorkError."""
         options, left = self._options, self._options.output_bytes
         until = time.monotonic() + options.timeout_s
@@ -140,24 +143,24 @@ class Program:
                     while piece := pipe.read(PIECE):
                         left -= len(piece)
                         if left < 0:
-                            message = f"{THIS} printed more than {options.output_bytes >> 20} MiB (its output_mib), and was ended."
+                            message = f"{PROGRAM} printed more than {options.output_bytes >> 20} MiB (its output_mib), and was ended."
                             raise WorkerError(message, code="upstream_too_large", status=502)
                         yield pipe is process.stderr, piece
                     if piece is not None and pipe.fileno() in ready:  # its end
                         selector.unregister(pipe.fileno())
                 cancel.check()
                 if time.monotonic() > until:
-                    message = f"{THIS} did not end within {options.timeout_s:g} s."
+                    message = f"{PROGRAM} did not end within {options.timeout_s:g} s."
                     raise WorkerError(message, code="upstream_timeout", status=504)
 
 
-def _check(code: int) -> None:
+def _check_exit_code(code: int) -> None:
     """Raises OutputError for an exit code other than 0."""
     if code != 0:
         raise OutputError(f"it exited with {code}" if code > 0 else f"signal {-code} ended it")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process_group(process: subprocess.Popen[bytes]) -> None:
     """End its group: at once where it has ended by itself, else asked first. Until it is waited for, its number is its own."""
     until = time.monotonic() + GRACE_S
     if not _has_ended(process):
@@ -180,12 +183,12 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _printable(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """The text with lone surrogates replaced, because they can't be encoded."""
     return text.encode(errors="replace").decode()
 
 
-def _log(reason: str, last_words: bytes | bytearray) -> None:
+def _log_failure(reason: str, last_words: bytes | bytearray) -> None:
     lines = last_words.decode("utf-8", "replace").splitlines()[-LAST_LINES:]
     sys.stderr.write("".join(f"{line}\n" for line in (f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}", *lines)))
     sys.stderr.flush()

@@ -52,7 +52,7 @@ class Workflow:
         """Does the workflow save a picture?"""
         return any(_PREFIX in node["inputs"] for node in self.nodes.values())
 
-    def filled(self, values: Mapping[str, object], prefix: str) -> dict[str, Any]:
+    def fill(self, values: Mapping[str, object], prefix: str) -> dict[str, Any]:
         """A copy of the workflow with these values, by name, in their places. Names of saved files begin with `prefix`.
 
         ComfyUI doesn't run a node again with unchanged inputs. A new prefix for each run makes every run save files.
@@ -84,19 +84,19 @@ def read(path: Path, inputs: Mapping[str, str]) -> Workflow:
             f"workflow: {path} holds no workflow in API format: an object of nodes with class_type and inputs"
         )
     if inputs:
-        return Workflow(nodes, {name: _place(nodes, name, text) for name, text in inputs.items()})
-    return Workflow(nodes, dict(_found(nodes)))
+        return Workflow(nodes, {name: _find_place(nodes, name, text) for name, text in inputs.items()})
+    return Workflow(nodes, dict(_usual_places(nodes)))
 
 
 def _is_node(node: object) -> bool:
     return isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
 
 
-def _place(nodes: Mapping[str, Node], name: str, text: str) -> Place:
+def _find_place(nodes: Mapping[str, Node], name: str, text: str) -> Place:
     called, _, key = text.rpartition(".")
-    ids = [called] if called in nodes else [number for number, node in nodes.items() if _title(node) == called]
+    ids = [called] if called in nodes else [number for number, node in nodes.items() if _node_title(node) == called]
     if len(ids) != 1 or not key:
-        there = ", ".join(f"{number} ({_title(node) or node['class_type']})" for number, node in nodes.items())
+        there = ", ".join(f"{number} ({_node_title(node) or node['class_type']})" for number, node in nodes.items())
         problem = "several nodes have this title" if len(ids) > 1 else "there is no such node"
         raise WorkflowError(f"inputs: {name}: {text}: {problem}; write NODE.INPUT with one of {there}")
     if key not in nodes[ids[0]]["inputs"]:
@@ -105,12 +105,12 @@ def _place(nodes: Mapping[str, Node], name: str, text: str) -> Place:
     return ids[0], key
 
 
-def _title(node: Node) -> str | None:
+def _node_title(node: Node) -> str | None:
     meta = node.get("_meta")
     return meta.get("title") if isinstance(meta, dict) else None
 
 
-def _found(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
+def _usual_places(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
     """The usual place of each name, found from the samplers and loaders."""
     for number, node in reversed([*nodes.items()]):  # of several, the first one wins: it comes last
         for key, name in _LOADERS.items():
@@ -126,14 +126,14 @@ def _found(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
             if key in inputs and not isinstance(inputs[key], list):
                 yield name, (sampler, key)
     for name, key in {"prompt": "positive", "negative_prompt": "negative"}.items():
-        if (place := _upstream(nodes, inputs.get(key), "text")) is not None:
+        if (place := _upstream_place(nodes, inputs.get(key), "text")) is not None:
             yield name, place
     for name, key in _SIZE.items():
-        if (place := _upstream(nodes, inputs.get("latent_image"), key)) is not None:
+        if (place := _upstream_place(nodes, inputs.get("latent_image"), key)) is not None:
             yield name, place
 
 
-def _upstream(nodes: Mapping[str, Node], link: object, key: str) -> Place | None:
+def _upstream_place(nodes: Mapping[str, Node], link: object, key: str) -> Place | None:
     """The place of the nearest node upstream of a link that has this input."""
     seen: set[str] = set()
     waiting = [link]

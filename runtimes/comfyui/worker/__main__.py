@@ -116,7 +116,7 @@ class ComfyWorker(Worker):
     async def _generations(self, request: Request) -> Response:
         body = await Body.parse(request)
         check(GENERATION, body.values)
-        return await self._answer(request, body, {})
+        return await self._respond(request, body, {})
 
     async def _edits(self, request: Request) -> Response:
         form = await read_files(request, {"image": 1, "mask": 1})
@@ -129,40 +129,40 @@ class ComfyWorker(Worker):
             raise WorkerError(
                 "image is needed: the picture, as a part with a filename.", param="image", code="missing_file"
             )
-        return await self._answer(request, form.fields, pictures)
+        return await self._respond(request, form.fields, pictures)
 
-    async def _answer(self, request: Request, fields: Body, pictures: Mapping[str, bytes]) -> Response:
-        wanted = self._drawing(fields, pictures)
+    async def _respond(self, request: Request, fields: Body, pictures: Mapping[str, bytes]) -> Response:
+        wanted = self._parse_request(fields, pictures)
         links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
         if links and wanted.stream:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         name = request.headers.get("x-request-id", "")
         made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
-            lambda cancel, put: self._draw(name, wanted, cancel, put)
+            lambda cancel, put: self._draw_all(name, wanted, cancel, put)
         )
         if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
-            return events(await wait_first_item(self._events(prefix, made)), are_named=True)
+            return events(await wait_first_item(self._stream_events(prefix, made)), are_named=True)
         async with aclosing(made):
-            data = [each.fields() async for each in made if isinstance(each, Made)]
+            data = [picture.fields() async for picture in made if isinstance(picture, Made)]
         about = {"created": int(time.time()), "output_format": wanted.format}
         return JSONResponse({**about, "data": data}, headers={HEADER: "url"} if links else None)
 
     @staticmethod
-    async def _events(prefix: str, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
-        async for each in made:
-            if isinstance(each, Comment):
-                yield each
+    async def _stream_events(prefix: str, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
+        async for picture in made:
+            if isinstance(picture, Comment):
+                yield picture
                 continue
-            kind = "completed" if each.partial is None else "partial_image"
-            about = {"created_at": int(time.time()), "output_format": each.format}
-            yield {"type": f"{prefix}.{kind}", **about, **each.fields()}
+            kind = "completed" if picture.partial is None else "partial_image"
+            about = {"created_at": int(time.time()), "output_format": picture.format}
+            yield {"type": f"{prefix}.{kind}", **about, **picture.fields()}
 
-    # ---------------------------------------------------------------------------------------------------- what is asked
+    # ----------------------------------------------------------------------------------------------------------- parsing
 
-    def _drawing(self, fields: Body, pictures: Mapping[str, bytes]) -> Drawing:
+    def _parse_request(self, fields: Body, pictures: Mapping[str, bytes]) -> Drawing:
         values: dict[str, object] = {"prompt": fields.required_text("prompt")}
-        width, height = self._size(fields)
+        width, height = self._parse_size(fields)
         seed = fields.integer("seed", -1, -1, SEEDS - 1)
         given = {
             "negative_prompt": fields.text("negative_prompt"),
@@ -192,7 +192,7 @@ class ComfyWorker(Worker):
             partial=partial,
         )
 
-    def _size(self, fields: Body) -> tuple[int | None, int | None]:
+    def _parse_size(self, fields: Body) -> tuple[int | None, int | None]:
         text = fields.text("size", "auto")
         if text == "auto":
             return None, None
@@ -206,22 +206,22 @@ class ComfyWorker(Worker):
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
+    def _draw_all(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
         """Draw all pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
         try:
-            values = {**wanted.values, **{key: self._uploaded(key, data) for key, data in wanted.pictures.items()}}
+            values = {**wanted.values, **{key: self._upload(key, data) for key, data in wanted.pictures.items()}}
             turns = wanted.count
             if "n" in self.workflow.places:
                 values["n"], turns = wanted.count, 1
             for at in range(turns):
                 cancel.check()
-                self._run(name, values, wanted, (at, turns), cancel, put)
+                self._run_workflow(name, values, wanted, (at, turns), cancel, put)
         finally:
             self.steps.end(name)
             assert self._folder is not None, "it is loaded"
             self._folder.clear()
 
-    def _run(
+    def _run_workflow(
         self,
         name: str,
         values: Mapping[str, object],
@@ -247,7 +247,7 @@ class ComfyWorker(Worker):
                 shown += 1
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
-        filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))
+        filled = self.workflow.fill({**values, **seeded}, secrets.token_hex(8))
         loaders = {self.workflow.places[key][0]: key for key in wanted.pictures}
         places = self.comfy.run(filled, loaders, cancel, on_step, on_preview)
         if not places:
@@ -259,7 +259,7 @@ class ComfyWorker(Worker):
             put(Made(self.comfy.picture(place, converted), wanted.format, seed))
         self._drawn.inc(len(places))
 
-    def _uploaded(self, key: str, picture: bytes) -> str:
+    def _upload(self, key: str, picture: bytes) -> str:
         return self.comfy.upload(f"{key}-{secrets.token_hex(8)}", picture)
 
 

@@ -39,7 +39,7 @@ class Comfy:
 
     def nodes(self) -> Mapping[str, Any]:
         """Node class → the inputs of such a node."""
-        found: Mapping[str, Any] = self._json("GET", "/object_info")
+        found: Mapping[str, Any] = self._request_json("GET", "/object_info")
         return found
 
     def upload(self, name: str, picture: bytes) -> str:
@@ -48,7 +48,7 @@ class Comfy:
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n'
         body = head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + picture
         body += f"\r\n--{boundary}--\r\n".encode()
-        found = self._json("POST", "/upload/image", body, f"multipart/form-data; boundary={boundary}")
+        found = self._request_json("POST", "/upload/image", body, f"multipart/form-data; boundary={boundary}")
         return "/".join(filter(None, (found.get("subfolder"), found["name"])))
 
     def run(
@@ -70,16 +70,16 @@ class Comfy:
             with connect(
                 f"ws://{HOST}:{self._child.port}/ws?clientId={client}", max_size=LARGEST, proxy=None
             ) as socket:
-                self._queue(workflow, client, number)
+                self._enqueue(workflow, client, number)
                 try:
                     while not self._is_done(socket, number, loaders, on_step, on_preview):
                         cancel.check()
                 except CancelledWorkError:
-                    self._take_back(number)
+                    self._cancel_workflow(number)
                     raise
         except (ConnectionClosed, OSError) as error:
-            raise _failed(f"its connection broke: {error}") from error
-        outputs = self._json("GET", f"/history/{number}").get(number, {}).get("outputs", {})
+            raise _comfy_error(f"its connection broke: {error}") from error
+        outputs = self._request_json("GET", f"/history/{number}").get(number, {}).get("outputs", {})
         self._post("/history", {"delete": [number]})
         found = [picture for output in outputs.values() for picture in output.get("images", ())]
         return [picture for picture in found if picture["type"] == "output"] or found
@@ -90,14 +90,14 @@ class Comfy:
         path = f"/view?{urlencode({**query, 'preview': converted} if converted else query)}"
         status, body = self._child.request("GET", path)
         if status != http.client.OK:
-            raise _failed(f"it doesn't give {place['filename']} ({status})")
+            raise _comfy_error(f"it doesn't give {place['filename']} ({status})")
         return body
 
-    def _queue(self, workflow: Mapping[str, Any], client: str, number: str) -> None:
+    def _enqueue(self, workflow: Mapping[str, Any], client: str, number: str) -> None:
         order = {"prompt": workflow, "client_id": client, "prompt_id": number}
         status, body = self._child.request("POST", "/prompt", json.dumps(order).encode(), "application/json")
         if status != http.client.OK:
-            raise WorkerError(_refusal(body), code="invalid_request")
+            raise WorkerError(_refusal_reasons(body), code="invalid_request")
 
     def _is_done(
         self, socket: Any, number: str, loaders: Mapping[str, str], on_step: OnStep, on_preview: OnPreview
@@ -120,38 +120,38 @@ class Comfy:
         elif kind == "execution_error":
             why = f"{data.get('node_type')}: {data.get('exception_message')}"
             if (field := loaders.get(str(data.get("node_id")))) is not None:
-                raise WorkerError(f"{field} can't be loaded: {_short(why)}.", param=field, code="invalid_image")
-            raise _failed(why)
+                raise WorkerError(f"{field} can't be loaded: {_shorten(why)}.", param=field, code="invalid_image")
+            raise _comfy_error(why)
         elif kind == "execution_interrupted":
-            raise _failed("somebody has interrupted it")
+            raise _comfy_error("somebody has interrupted it")
         return kind == "executing" and data.get("node") is None  # `execution_success` comes before the history has it
 
-    def _take_back(self, number: str) -> None:
+    def _cancel_workflow(self, number: str) -> None:
         self._post("/queue", {"delete": [number]})
         self._post("/interrupt", {"prompt_id": number})  # where it runs; this is the only one
 
     def _post(self, path: str, fields: Mapping[str, object]) -> None:
         self._child.request("POST", path, json.dumps(fields).encode(), "application/json")
 
-    def _json(self, method: str, path: str, body: bytes = b"", kind: str = "") -> Any:
+    def _request_json(self, method: str, path: str, body: bytes = b"", kind: str = "") -> Any:
         try:
             status, answer = self._child.request(method, path, body, kind)
             if status == http.client.OK:
                 return json.loads(answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _failed(str(error)) from error
-        raise _failed(f"{path} is answered with {status}")
+            raise _comfy_error(str(error)) from error
+        raise _comfy_error(f"{path} is answered with {status}")
 
 
-def _failed(why: str) -> WorkerError:
-    return WorkerError(f"ComfyUI failed: {_short(why)}.", code="worker_failed", status=500)
+def _comfy_error(why: str) -> WorkerError:
+    return WorkerError(f"ComfyUI failed: {_shorten(why)}.", code="worker_failed", status=500)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:500]
 
 
-def _refusal(body: bytes) -> str:
+def _refusal_reasons(body: bytes) -> str:
     """ComfyUI's reasons for refusing a workflow, for people."""
     try:
         found = json.loads(body)

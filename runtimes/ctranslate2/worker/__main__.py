@@ -58,45 +58,45 @@ class CTranslate2Worker(TextWorker[Prompt]):
     def prompt(self, conversation: Conversation) -> Prompt:
         """One turn by the chat template, or a text to translate."""
         turns = messages.read_messages(self.language, conversation.messages)
-        text, beams = messages.single_turn_text(turns), self._beams(conversation.body)
+        text, beams = messages.single_turn_text(turns), self._beam_count(conversation.body)
         if self.options.kind == "translator":
             if len(turns) > 1:
                 message = "messages: a translation model takes the text alone, and nothing from the system."
                 raise WorkerError(message, param="messages")
-            return self._translation(text, _codes(conversation), beams)
+            return self._translation_prompt(text, _language_codes(conversation), beams)
         if self.template is None:
             raise no_template()
         rendered = self.template.render(turns, (), conversation.arguments)
-        tokens = self.language.numbered(self.language.tokenizer.encode(rendered))
+        tokens = self.language.token_ids(self.language.tokenizer.encode(rendered))
         return Prompt(tokens, ends_thinking(self.language, rendered), beams=beams)
 
     def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt for these tokens. A text to translate gets its language tokens."""
-        beams, given = self._beams(body), body.values.get("prompt")
+        beams, given = self._beam_count(body), body.values.get("prompt")
         text = given[0] if isinstance(given, list) and given else given
         if self.options.kind == "translator" and isinstance(text, str):
-            return self._translation(text, {name: body.text(name) for name in _CODES}, beams)
+            return self._translation_prompt(text, {name: body.text(name) for name in _CODES}, beams)
         return Prompt(tokens, beams=beams)
 
     def token_budget(self, requested: int | None, prompt: Prompt, param: str) -> int:
         """The tokens that may be generated. A translation has its own context, separate from its source's."""
-        left = super().token_budget(requested, prompt, param)
+        limit = super().token_budget(requested, prompt, param)
         if self.options.kind == "generator":
-            return left
+            return limit
         most = self.context - len(prompt.prefix) - 1  # the decoder's first token is none of the answer's
         return most if requested is None else min(requested, most)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
         """Generate in CTranslate2's threads."""
         if run.prompt.beams == 1:
-            return self._stepped(run)
+            return self._generate_stepwise(run)
         if run.request.sampling.logprobs is not None:
             raise WorkerError("logprobs: a search with beams tells none; set beam_size to 1.", param="logprobs")
-        return self._searched(run)
+        return self._beam_search(run)
 
-    def _stepped(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
+    def _generate_stepwise(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
         logprobs = run.request.sampling.logprobs is not None
-        prompt, arguments = self.language.named(run.prompt.tokens), self._arguments(run)
+        prompt, arguments = self.language.token_names(run.prompt.tokens), self._sampling_arguments(run)
         if self.options.kind == "translator":
             steps = self.language.engine.generate_tokens(
                 prompt,
@@ -125,8 +125,8 @@ class CTranslate2Worker(TextWorker[Prompt]):
             yield Token(last, step.log_prob or 0.0)
         yield "stop" if last == -1 or last in self.language.ends else "length"  # nothing at all: the source is empty
 
-    def _searched(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
-        prompt, arguments = self.language.named(run.prompt.tokens), self._arguments(run)
+    def _beam_search(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
+        prompt, arguments = self.language.token_names(run.prompt.tokens), self._sampling_arguments(run)
         arguments |= {"beam_size": run.prompt.beams, "return_end_token": True, "sampling_topk": 1}
         if self.options.kind == "translator":
             prefix = list(run.prompt.prefix)
@@ -148,7 +148,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         yield from map(Token, tokens)
         yield "stop" if not tokens or tokens[-1] in self.language.ends else "length"
 
-    def _arguments(self, run: Run[Prompt]) -> dict[str, Any]:
+    def _sampling_arguments(self, run: Run[Prompt]) -> dict[str, Any]:
         sampling, ends = run.request.sampling, self.language.ends
         top_k = sampling.top_k if sampling.top_k <= len(self.language.target) else 0
         return {
@@ -159,19 +159,19 @@ class CTranslate2Worker(TextWorker[Prompt]):
             "end_token": [self.language.target[token] for token in sorted(ends)] or None,
         }
 
-    def _translation(self, text: str, codes: Mapping[str, str | None], beams: int) -> Prompt:
+    def _translation_prompt(self, text: str, codes: Mapping[str, str | None], beams: int) -> Prompt:
         language = self.language
-        before, prefix = language.languages.around(*(codes.get(name) for name in _CODES))
+        before, prefix = language.languages.prefix_tokens(*(codes.get(name) for name in _CODES))
         if not language.languages.tokens:
             return Prompt(language.encode_prompt(text), beams=beams)
-        tokens = language.numbered([*before, *language.tokenizer.encode(text), *language.after])
+        tokens = language.token_ids([*before, *language.tokenizer.encode(text), *language.after])
         return Prompt(tokens, prefix=tuple(prefix), beams=beams)
 
-    def _beams(self, body: Body) -> int:
+    def _beam_count(self, body: Body) -> int:
         return body.integer("beam_size", self.options.beam_size, 1, MAX_BEAMS)
 
 
-def _codes(conversation: Conversation) -> dict[str, str | None]:
+def _language_codes(conversation: Conversation) -> dict[str, str | None]:
     """The source and target language: fields of the request or of the message part, with the names in models' templates."""
     found: dict[str, str | None] = {name: conversation.body.text(name) for name in _CODES}
     given = conversation.messages

@@ -20,15 +20,15 @@ class Languages:
     """The language tokens of a vocabulary."""
 
     def __init__(self, vocabulary: Collection[str]) -> None:
-        self._both = {token for token in vocabulary if BEGINNING.fullmatch(token)}
+        self._source_or_target = {token for token in vocabulary if BEGINNING.fullmatch(token)}
         self._targets = {token for token in vocabulary if BEFORE_SOURCE.fullmatch(token)}
 
     @property
     def tokens(self) -> frozenset[str]:
         """All language tokens."""
-        return frozenset(self._both | self._targets)
+        return frozenset(self._source_or_target | self._targets)
 
-    def around(self, source: str | None, target: str | None) -> tuple[list[str], list[str]]:
+    def prefix_tokens(self, source: str | None, target: str | None) -> tuple[list[str], list[str]]:
         """The tokens before the source text, and before the target text. Raises WorkerError for an unknown language."""
         if not self.tokens:
             for name, code in (("source_lang_code", source), ("target_lang_code", target)):
@@ -38,12 +38,12 @@ class Languages:
         if target is None:
             message = f"Say into which language, with target_lang_code, such as {self._examples()}."
             raise WorkerError(message, code="missing_parameter", param="target_lang_code")
-        into = self._token(target, "target_lang_code")
+        into = self._find_token(target, "target_lang_code")
         if into in self._targets:
             return [into], []
-        return [] if source is None else [self._token(source, "source_lang_code")], [into]
+        return [] if source is None else [self._find_token(source, "source_lang_code")], [into]
 
-    def _token(self, code: str, param: str) -> str:
+    def _find_token(self, code: str, param: str) -> str:
         found = next((token for form in _FORMS if (token := form.format(code)) in self.tokens), None)
         if found is None:
             message = f"{param} is {code[:50]!r}, which this model doesn't know; it knows {self._examples()}."

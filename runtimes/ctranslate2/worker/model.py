@@ -63,11 +63,11 @@ class Loaded:
         """Token ids are below this."""
         return len(self.source)
 
-    def numbered(self, tokens: Sequence[str]) -> list[int]:
+    def token_ids(self, tokens: Sequence[str]) -> list[int]:
         """The ids of a prompt's tokens."""
         return [self.ids.get(token, self.unknown) for token in tokens]
 
-    def named(self, tokens: Sequence[int]) -> list[str]:
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
         """The tokens of a prompt's ids."""
         return [self.source[token] for token in tokens]
 
@@ -77,13 +77,13 @@ class Loaded:
 
     def encode_prompt(self, text: str) -> list[int]:
         """A text's tokens, with the special tokens that the tokenizer adds."""
-        return self.numbered(self.tokenizer.encode_prompt(text))
+        return self.token_ids(self.tokenizer.encode_prompt(text))
 
 
 def load(options: Options, parallel: int) -> Loaded:
     """Load the model. Blocks. Raises whatever CTranslate2 raises, and SystemExit for an incomplete folder."""
     folder = Path(options.path)
-    described = _json(folder / "config.json")
+    described = _load_json(folder / "config.json")
     translates = options.kind == "translator"
     engine_of = ctranslate2.Translator if translates else ctranslate2.Generator
     engine = engine_of(
@@ -97,13 +97,13 @@ def load(options: Options, parallel: int) -> Loaded:
     after = (end,) if translates and not described.get("add_source_eos") else ()
     begin = () if translates or not described.get("bos_token") else (str(described["bos_token"]),)
     read = tokenizer.load(folder, begin, after)
-    source, target = (_vocabulary(folder, side) for side in ("source", "target"))
+    source, target = (_load_vocabulary(folder, side) for side in ("source", "target"))
     ids = {token: number for number, token in reversed([*enumerate(source)])}
     targets = {token: number for number, token in reversed([*enumerate(target)])}
     form = "none" if translates else format_of(options.chat_template)
     languages = Languages(source if translates else ())
-    generation = _json(folder / "generation_config.json")
-    ends = {end, *_ends(generation, read)}
+    generation = _load_json(folder / "generation_config.json")
+    ends = {end, *_end_tokens(generation, read)}
     hidden = (read.special | languages.tokens) - markers_of(form)
     greedy = translates and not generation.get("do_sample")
     return Loaded(
@@ -124,7 +124,7 @@ def load(options: Options, parallel: int) -> Loaded:
     )
 
 
-def _ends(generation: Mapping[str, Any], read: Tokenizer) -> list[str]:
+def _end_tokens(generation: Mapping[str, Any], read: Tokenizer) -> list[str]:
     """The tokens that end an answer, according to generation_config.json, which has the tokenizer's ids."""
     ids = generation.get("eos_token_id")
     numbers = ids if isinstance(ids, list) else [ids]
@@ -133,7 +133,7 @@ def _ends(generation: Mapping[str, Any], read: Tokenizer) -> list[str]:
     return [name for number in numbers if isinstance(number, int) and (name := read.name(number)) is not None]
 
 
-def _vocabulary(folder: Path, side: str) -> list[str]:
+def _load_vocabulary(folder: Path, side: str) -> list[str]:
     """The vocabulary of one side, source or target: JSON or, in older folders, one token a line."""
     for name in _VOCABULARIES[side]:
         if (folder / f"{name}.json").is_file():
@@ -146,13 +146,13 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
 def _special_tokens(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in _json(folder / name).items():
+        for key, value in _load_json(folder / name).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key in _SPECIAL and isinstance(text, str):
                 found[key] = text
     return found
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _load_json(file: Path) -> dict[str, Any]:
     found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found if isinstance(found, dict) else {}

@@ -72,23 +72,23 @@ class Painter(Worker):
     async def _generations(self, request: Request) -> Response:
         body = await Body.parse(request)
         check(parameters.GENERATION, body.values)
-        return await self._answer(request, drawing(body, "generation", self.model.able))
+        return await self._respond(request, drawing(body, "generation", self.model.abilities))
 
     async def _edits(self, request: Request) -> Response:
-        return await self._changed(request, "edit", parameters.EDIT)
+        return await self._change_picture(request, "edit", parameters.EDIT)
 
     async def _variations(self, request: Request) -> Response:
-        return await self._changed(request, "variation", parameters.VARIATION)
+        return await self._change_picture(request, "variation", parameters.VARIATION)
 
-    async def _changed(self, request: Request, task: Task, table: Table) -> Response:
+    async def _change_picture(self, request: Request, task: Task, table: Table) -> Response:
         form = await read_files(request, {"image": 16, "mask": 1})
         try:
-            wanted = await asyncio.to_thread(self._read, form, task, table)
+            wanted = await asyncio.to_thread(self._parse_form, form, task, table)
         finally:
             form.close()
-        return await self._answer(request, wanted)
+        return await self._respond(request, wanted)
 
-    def _read(self, form: FilesForm, task: Task, table: Table) -> Drawing:
+    def _parse_form(self, form: FilesForm, task: Task, table: Table) -> Drawing:
         images, masks = form.files.get("image", ()), form.files.get("mask", ())
         check(table, {**form.fields.values, **dict.fromkeys(form.files, "a file")})
         if not images:
@@ -102,41 +102,49 @@ class Painter(Worker):
                 code="unsupported_parameter",
             )
         mask = pictures.read(masks[0], "mask") if masks else None
-        return drawing(form.fields, task, self.model.able, pictures.read(images[0], "image"), mask)
+        return drawing(form.fields, task, self.model.abilities, pictures.read(images[0], "image"), mask)
 
     # ---------------------------------------------------------------------------------------------------------- answers
 
-    async def _answer(self, request: Request, wanted: Drawing) -> Response:
+    async def _respond(self, request: Request, wanted: Drawing) -> Response:
         name = request.headers.get("x-request-id", "")
         made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
-            lambda cancel, put: self._draw(name, wanted, cancel, put)
+            lambda cancel, put: self._draw_all(name, wanted, cancel, put)
         )
         if wanted.stream:
-            return events(await wait_first_item(self._events(wanted, made)), are_named=True)
+            return events(await wait_first_item(self._stream_events(wanted, made)), are_named=True)
         async with aclosing(made):
-            found = [each async for each in made if isinstance(each, Made)]
-        data = [{"b64_json": each.data, "seed": each.seed, **_revised(each, wanted)} for each in found]
+            found = [item async for item in made if isinstance(item, Made)]
+        data = [{"b64_json": item.data, "seed": item.seed, **_revised_prompt(item, wanted)} for item in found]
         headers = {HEADER: "url"} if wanted.wants_links else {}
-        return JSONResponse({"data": data, **_about(wanted, found[0], len(found))}, headers=headers)
+        return JSONResponse({"data": data, **_response_fields(wanted, found[0], len(found))}, headers=headers)
 
-    async def _events(self, wanted: Drawing, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
+    async def _stream_events(self, wanted: Drawing, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
         """OpenAI's events: the partial pictures, then the picture, for each one. Between them a comment for each step."""
         prefix = PREFIXES[wanted.task]
-        async for each in made:
-            if isinstance(each, Comment):
-                yield each
+        async for item in made:
+            if isinstance(item, Comment):
+                yield item
                 continue
-            about = _about(wanted, each, 1)
-            common: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": each.data}
-            if each.partial is None:
-                yield {"type": f"{prefix}.completed", **common, "seed": each.seed, **_revised(each, wanted), **about}
+            about = _response_fields(wanted, item, 1)
+            common: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": item.data}
+            if item.partial is None:
+                yield {
+                    "type": f"{prefix}.completed",
+                    **common,
+                    "seed": item.seed,
+                    **_revised_prompt(item, wanted),
+                    **about,
+                }
             else:
                 del about["usage"]
-                yield {"type": f"{prefix}.partial_image", **common, "partial_image_index": each.partial, **about}
+                yield {"type": f"{prefix}.partial_image", **common, "partial_image_index": item.partial, **about}
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
+    def _draw_all(
+        self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]
+    ) -> None:
         """Draw all pictures of a request. Blocks. Raises CancelledWorkError after the step in which the client disconnected."""
         steps_each = max(1, int(wanted.steps * wanted.strength))
         self.steps.begin(request_id, steps_each * wanted.count)
@@ -156,28 +164,28 @@ class Painter(Worker):
                     if wanted.stream:  # what stands between here and the client ends connections without any bytes
                         put(Comment(f"step {done} of {of}"))
                     if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
-                        put(Made(_encoded(preview(), wanted), seed, read, shown))
+                        put(Made(_encode_picture(preview(), wanted), seed, read, shown))
                         shown += 1
 
                 picture = self.model.draw(wanted, seed, on_step)
-                put(Made(_encoded(picture, wanted), seed, read))
+                put(Made(_encode_picture(picture, wanted), seed, read))
                 self._drawn.inc()
         finally:
             self.steps.end(request_id)
 
 
-def _revised(made: Made, wanted: Drawing) -> dict[str, str]:
+def _revised_prompt(made: Made, wanted: Drawing) -> dict[str, str]:
     """The part of the prompt that the model read, if it didn't read all of it; else nothing."""
     _, read = made.read
     return {} if read == wanted.prompt else {"revised_prompt": read}
 
 
-def _about(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
+def _response_fields(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
     """The fields of an answer with this many pictures. The usage comes last, where the supervisor looks for it."""
     width, height = wanted.size
     read, _ = made.read
-    shown = _tokens(wanted.size) if wanted.image is not None else 0
-    drawn = _tokens(wanted.size) * count
+    shown = _picture_tokens(wanted.size) if wanted.image is not None else 0
+    drawn = _picture_tokens(wanted.size) * count
     return {
         "created": int(time.time()),
         "background": "opaque",
@@ -193,11 +201,11 @@ def _about(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
     }
 
 
-def _encoded(picture: Image.Image, wanted: Drawing) -> str:
-    return base64.b64encode(pictures.written(picture, wanted.format, wanted.compression)).decode()
+def _encode_picture(picture: Image.Image, wanted: Drawing) -> str:
+    return base64.b64encode(pictures.encode(picture, wanted.format, wanted.compression)).decode()
 
 
-def _tokens(size: tuple[int, int]) -> int:
+def _picture_tokens(size: tuple[int, int]) -> int:
     return -(-size[0] // TOKEN_SIDE) * -(-size[1] // TOKEN_SIDE)
 
 

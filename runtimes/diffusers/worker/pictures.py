@@ -13,15 +13,15 @@ Format = Literal["png", "jpeg", "webp"]
 FORMATS: Final[tuple[Format, ...]] = ("png", "jpeg", "webp")
 MOST_PIXELS: Final = 64 * 1024 * 1024  # of a file: more could take all memory
 OPAQUE: Final = 255
-_READ: Final = ("PNG", "JPEG", "WEBP")
+_READABLE: Final = ("PNG", "JPEG", "WEBP")
 
 
 def read(file: BinaryIO, name: str) -> Image.Image:
     """The picture in a file, turned upright. Raises WorkerError for a file that is no picture or too large."""
     try:
-        picture = Image.open(file, formats=_READ)
+        picture = Image.open(file, formats=_READABLE)
         is_readable = picture.width * picture.height <= MOST_PIXELS
-        turned = _of_bytes(ImageOps.exif_transpose(picture)) if is_readable else picture
+        turned = _to_8_bit(ImageOps.exif_transpose(picture)) if is_readable else picture
     except Image.DecompressionBombError as error:  # of a size that Pillow alone refuses
         raise WorkerError(
             f"{name} has too many points; at most {MOST_PIXELS} can be read.", param=name, code="image_too_large"
@@ -36,17 +36,17 @@ def read(file: BinaryIO, name: str) -> Image.Image:
     return turned
 
 
-def _of_bytes(picture: Image.Image) -> Image.Image:
+def _to_8_bit(picture: Image.Image) -> Image.Image:
     """The picture with one byte for each value. Pillow's own conversion turns any 16-bit grey above 255 into white."""
     return picture.point(lambda value: value / 256).convert("L") if picture.mode.startswith("I") else picture
 
 
-def flat(picture: Image.Image) -> Image.Image:
+def without_transparency(picture: Image.Image) -> Image.Image:
     """The picture without transparency: transparent parts become white."""
     if not picture.has_transparency_data:
         return picture.convert("RGB")
-    whole = picture.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+    picture = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
 
 
 def mask(picture: Image.Image) -> Image.Image:
@@ -56,7 +56,7 @@ def mask(picture: Image.Image) -> Image.Image:
     return picture.convert("L") if least == OPAQUE else ImageOps.invert(opacity)
 
 
-def written(picture: Image.Image, kind: Format, compression: int) -> bytes:
+def encode(picture: Image.Image, kind: Format, compression: int) -> bytes:
     """The picture as a file of this format. `compression`: see the parameter `output_compression`."""
     file = io.BytesIO()
     if kind == "png":

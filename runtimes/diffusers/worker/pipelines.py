@@ -20,7 +20,7 @@ from runtimes.sdk.errors import WorkerError
 FEW_STEPS: Final = 4  # of models that were distilled for so many
 FLOW_SIDE: Final = 2  # latents in a patch's side of a transformer
 PREVIEWED: Final = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline")
-"""Pipelines whose latents are known to be decoded as in `Pipelines._preview`."""
+"""Pipelines whose latents are known to be decoded as in `Pipelines._decode_preview`."""
 MOST_TOKENS: Final = 512  # of a tokenizer that names no limit
 SAMPLE_SIDE: Final = 128  # of the picture that is drawn to see whether the model can
 
@@ -36,16 +36,16 @@ class Pipelines:
         import diffusers  # noqa: PLC0415  # seconds: not before the port is open
 
         diffusers.utils.logging.disable_progress_bar()
-        self._draw = _loaded(options)
-        self._change = _variant(diffusers.AutoPipelineForImage2Image, self._draw)
-        self._fill = _variant(diffusers.AutoPipelineForInpainting, self._draw)
-        for pipe in (self._draw, self._change, self._fill):
+        self._text_to_image = _load_pipeline(options)
+        self._image_to_image = _variant_pipeline(diffusers.AutoPipelineForImage2Image, self._text_to_image)
+        self._inpainting = _variant_pipeline(diffusers.AutoPipelineForInpainting, self._text_to_image)
+        for pipe in (self._text_to_image, self._image_to_image, self._inpainting):
             if pipe is not None:
                 pipe.set_progress_bar_config(disable=True)
-        self.able = self._abilities(options)
+        self.abilities = self._find_abilities(options)
 
-    def _abilities(self, options: Mapping[str, Any]) -> Abilities:
-        pipe = self._draw
+    def _find_abilities(self, options: Mapping[str, Any]) -> Abilities:
+        pipe = self._text_to_image
         taken = inspect.signature(pipe.__call__).parameters
         name = type(pipe).__name__
         if "callback_on_step_end" not in taken:
@@ -74,13 +74,13 @@ class Pipelines:
         """Draw one picture. Raises WorkerError, and whatever `on_step` raises."""
         import torch  # noqa: PLC0415  # it is loaded
 
-        pipe = self._pipe(wanted)
+        pipe = self._pipeline_for(wanted)
 
         def after_step(_pipe: object, step: int, _time: object, tensors: dict[str, Any]) -> dict[str, Any]:
-            on_step(step + 1, int(pipe.num_timesteps), lambda: self._preview(tensors["latents"], wanted.size))
+            on_step(step + 1, int(pipe.num_timesteps), lambda: self._decode_preview(tensors["latents"], wanted.size))
             return tensors
 
-        keys = self._keys(pipe, wanted)
+        keys = self._call_arguments(pipe, wanted)
         generator = torch.Generator("cpu").manual_seed(seed)  # so that each device begins with the same noise
         try:
             with torch.inference_mode():
@@ -101,20 +101,20 @@ class Pipelines:
 
     def read(self, prompt: str) -> tuple[int, str]:
         """The number of the prompt's tokens that the model reads, and the text of that part."""
-        tokenizers = [getattr(self._draw, f"tokenizer{end}", None) for end in ("", "_2", "_3")]
-        read = [_read(tokenizer, prompt) for tokenizer in tokenizers if tokenizer is not None]
+        tokenizers = [getattr(self._text_to_image, f"tokenizer{end}", None) for end in ("", "_2", "_3")]
+        read = [_read_prompt(tokenizer, prompt) for tokenizer in tokenizers if tokenizer is not None]
         return max(read, key=lambda found: len(found[1]), default=(0, prompt))  # what one of them reads counts
 
     def try_out(self) -> None:
         """Draw a small picture. Raises whatever the model raises."""
-        side = min(self.able.native[0], SAMPLE_SIDE)
+        side = min(self.abilities.native[0], SAMPLE_SIDE)
         wanted = Drawing(
             task="generation",
             prompt="a cat",
             negative=None,
             size=(side, side),
             steps=2,
-            guidance=self.able.guidance,
+            guidance=self.abilities.guidance,
             true_cfg=1.0,
             strength=1.0,
             image=None,
@@ -130,20 +130,20 @@ class Pipelines:
         )
         self.draw(wanted, 0, lambda _step, _steps, _preview: None)
 
-    def _pipe(self, wanted: Drawing) -> Any:
-        pipe = self._draw
+    def _pipeline_for(self, wanted: Drawing) -> Any:
+        pipe = self._text_to_image
         if wanted.image is not None:
-            pipe = self._change if wanted.mask is None else self._fill
+            pipe = self._image_to_image if wanted.mask is None else self._inpainting
         if pipe is None:
             what = "change pictures" if wanted.mask is None else "fill in masks"
             raise WorkerError(
-                f"{type(self._draw).__name__} can't {what}; /v1/images/generations draws new ones.",
+                f"{type(self._text_to_image).__name__} can't {what}; /v1/images/generations draws new ones.",
                 code="endpoint_not_supported",
                 param="model" if wanted.mask is None else "mask",
             )
         return pipe
 
-    def _keys(self, pipe: Any, wanted: Drawing) -> dict[str, Any]:
+    def _call_arguments(self, pipe: Any, wanted: Drawing) -> dict[str, Any]:
         taken = inspect.signature(pipe.__call__).parameters
         width, height = wanted.size
         keys: dict[str, Any] = {
@@ -163,16 +163,16 @@ class Pipelines:
 
     def _sequence_length(self, taken: Mapping[str, inspect.Parameter]) -> int | None:
         """The longest prompt in tokens, where a pipeline has a choice. FLUX.1-schnell reads half as much as dev."""
-        if type(self._draw).__name__.startswith("Flux") and self.able.guidance is None:
+        if type(self._text_to_image).__name__.startswith("Flux") and self.abilities.guidance is None:
             return 256
         found = taken.get("max_sequence_length")
         return None if found is None else int(found.default)
 
-    def _preview(self, latents: Any, size: tuple[int, int]) -> Image.Image:
+    def _decode_preview(self, latents: Any, size: tuple[int, int]) -> Image.Image:
         """The picture as it is between two steps, noise and all."""
         import torch  # noqa: PLC0415  # it is loaded
 
-        pipe, vae = self._draw, self._draw.vae
+        pipe, vae = self._text_to_image, self._text_to_image.vae
         width, height = size
         with torch.inference_mode():
             if hasattr(pipe, "_unpack_latents"):
@@ -193,12 +193,12 @@ class Pipelines:
         return picture
 
 
-def _loaded(options: Mapping[str, Any]) -> Any:
+def _load_pipeline(options: Mapping[str, Any]) -> Any:
     import diffusers  # noqa: PLC0415  # seconds
     import torch  # noqa: PLC0415
 
     path, device = options["path"], options["device"]
-    keys: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "dtype": _dtype(options, torch)}
+    keys: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "dtype": _load_dtype(options, torch)}
     if options["variant"] is not None:
         keys["variant"] = options["variant"]
     if options["device_map"] is not None:
@@ -228,7 +228,7 @@ def _loaded(options: Mapping[str, Any]) -> Any:
     return pipe
 
 
-def _dtype(options: Mapping[str, Any], torch: Any) -> Any:
+def _load_dtype(options: Mapping[str, Any], torch: Any) -> Any:
     """The type to load: the configured one, else the stored type of most values."""
     if options["dtype"] != "auto":
         return getattr(torch, options["dtype"])
@@ -236,7 +236,7 @@ def _dtype(options: Mapping[str, Any], torch: Any) -> Any:
     return torch.float32 if stored == torch.float16 and options["device"] == "cpu" else stored
 
 
-def _variant(auto: Any, pipe: Any) -> Any:
+def _variant_pipeline(auto: Any, pipe: Any) -> Any:
     """The pipeline of the same parts for another task; None where diffusers has none."""
     try:
         return auto.from_pipe(pipe)
@@ -259,7 +259,7 @@ def _per_channel(values: Any, latents: Any) -> Any:
     return None if values is None else latents.new_tensor(values).view(1, -1, 1, 1)
 
 
-def _read(tokenizer: Any, prompt: str) -> tuple[int, str]:
+def _read_prompt(tokenizer: Any, prompt: str) -> tuple[int, str]:
     limit = min(tokenizer.model_max_length, MOST_TOKENS)
     ids = tokenizer(prompt, truncation=True, max_length=limit, verbose=False)["input_ids"]
     if len(tokenizer(prompt, truncation=False, verbose=False)["input_ids"]) <= limit:

@@ -73,7 +73,7 @@ class Drawing:
 
 
 def drawing(
-    body: Body, task: Task, able: Abilities, image: Image.Image | None = None, mask: Image.Image | None = None
+    body: Body, task: Task, abilities: Abilities, image: Image.Image | None = None, mask: Image.Image | None = None
 ) -> Drawing:
     """Parse the request with these fields and pictures. Raises WorkerError."""
     count = body.integer("n", 1, 1, MOST_PICTURES)
@@ -84,12 +84,12 @@ def drawing(
     partial = body.integer("partial_images", 0, 0, MOST_PARTIAL)
     if partial and not stream:
         raise unsupported("partial_images", "they come in a stream: say stream: true.")
-    if partial and not able.previews:
+    if partial and not abilities.previews:
         raise unsupported("partial_images", "what this model has between its steps can't be shown.")
-    guidance, true_cfg = _guidance(body, able)
-    steps, strength = _steps(body, task, able, is_masked=mask is not None)
+    guidance, true_cfg = _parse_guidance(body, abilities)
+    steps, strength = _parse_steps(body, task, abilities, is_masked=mask is not None)
     seed = body.integer("seed", -1, -1, SEEDS - 1)
-    size = _size(body, able, image)
+    size = _parse_size(body, abilities, image)
     kind = body.choice("output_format", FORMATS, "png")
     compression = body.integer("output_compression", None, 0, 100)
     if compression not in (None, 100) and kind == "png":
@@ -106,8 +106,8 @@ def drawing(
         guidance=guidance,
         true_cfg=true_cfg,
         strength=strength,
-        image=None if image is None else pictures.flat(image).resize(size, Image.Resampling.LANCZOS),
-        mask=None if mask is None else _mask(mask, image, size),
+        image=None if image is None else pictures.without_transparency(image).resize(size, Image.Resampling.LANCZOS),
+        mask=None if mask is None else _resize_mask(mask, image, size),
         seed=secrets.randbelow(SEEDS) if seed == -1 else seed,
         count=count,
         quality=body.choice("quality", tuple(SHARES), "auto"),
@@ -119,30 +119,30 @@ def drawing(
     )
 
 
-def _guidance(body: Body, able: Abilities) -> tuple[float | None, float]:
+def _parse_guidance(body: Body, abilities: Abilities) -> tuple[float | None, float]:
     guidance = body.number("guidance", body.number("guidance_scale", None, 0, 50), 0, 50)
     true_cfg = body.number("true_cfg", None, 1, 50)
-    if guidance is not None and able.guidance is None:
+    if guidance is not None and abilities.guidance is None:
         raise unsupported("guidance", "this model was distilled without; leave it out.")
-    if true_cfg is not None and not able.takes_true_cfg:
+    if true_cfg is not None and not abilities.takes_true_cfg:
         raise unsupported("true_cfg", "this model is guided by guidance.")
-    effective = able.guidance if guidance is None else guidance
+    effective = abilities.guidance if guidance is None else guidance
     if body.text("negative_prompt"):
-        if not able.takes_negative:
+        if not abilities.takes_negative:
             raise unsupported("negative_prompt", "this model has none.")
-        if able.takes_true_cfg and (true_cfg or 1) <= 1:
+        if abilities.takes_true_cfg and (true_cfg or 1) <= 1:
             raise unsupported("negative_prompt", "this model heeds it only with a true_cfg above 1, such as 4.")
-        if not able.takes_true_cfg and effective is not None and effective <= 1:
+        if not abilities.takes_true_cfg and effective is not None and effective <= 1:
             raise unsupported(
                 "negative_prompt", f"it has no effect with a guidance of {effective:g}; more than 1 is needed."
             )
     return effective, 1.0 if true_cfg is None else true_cfg
 
 
-def _steps(body: Body, task: Task, able: Abilities, *, is_masked: bool) -> tuple[int, float]:
+def _parse_steps(body: Body, task: Task, abilities: Abilities, *, is_masked: bool) -> tuple[int, float]:
     given = body.integer("steps", body.integer("num_inference_steps", None, 1, MOST_STEPS), 1, MOST_STEPS)
     share = SHARES[body.choice("quality", tuple(SHARES), "auto")]
-    steps = math.ceil(able.steps * share) if given is None else given
+    steps = math.ceil(abilities.steps * share) if given is None else given
     strength = body.number("strength", 1.0 if is_masked else STRENGTHS[task], 0, 1)
     if int(steps * strength) < 1:
         raise WorkerError(
@@ -151,30 +151,30 @@ def _steps(body: Body, task: Task, able: Abilities, *, is_masked: bool) -> tuple
     return steps, strength
 
 
-def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, int]:
+def _parse_size(body: Body, abilities: Abilities, image: Image.Image | None) -> tuple[int, int]:
     given = body.text("size", "auto") or "auto"
     if given == "auto":
-        return able.native if image is None else _fitting(image.size, able)
+        return abilities.native if image is None else _nearest_size(image.size, abilities)
     found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", given)
     width, height = (int(found[1]), int(found[2])) if found else (0, 0)
-    step = able.multiple
+    step = abilities.multiple
     if found is None or width % step or height % step or min(width, height) < LEAST_SIDE:
         raise body.wrong_value("size", f"WIDTHxHEIGHT, both multiples of {step} and at least {LEAST_SIDE}, or auto")
-    if width * height > able.max_pixels:
-        raise body.wrong_value("size", f"at most {able.max_pixels} points in all (the model's max_pixels)")
+    if width * height > abilities.max_pixels:
+        raise body.wrong_value("size", f"at most {abilities.max_pixels} points in all (the model's max_pixels)")
     return width, height
 
 
-def _fitting(size: tuple[int, int], able: Abilities) -> tuple[int, int]:
+def _nearest_size(size: tuple[int, int], abilities: Abilities) -> tuple[int, int]:
     """The size nearest to a picture's own that the model can draw."""
-    shrunk = min(1.0, math.sqrt(able.max_pixels / (size[0] * size[1])))
-    width, height = (max(LEAST_SIDE, int(side * shrunk) // able.multiple * able.multiple) for side in size)
-    if width * height > able.max_pixels:
+    shrunk = min(1.0, math.sqrt(abilities.max_pixels / (size[0] * size[1])))
+    width, height = (max(LEAST_SIDE, int(side * shrunk) // abilities.multiple * abilities.multiple) for side in size)
+    if width * height > abilities.max_pixels:
         raise WorkerError(f"image is {size[0]}x{size[1]}: too long to be drawn. Say a size.", param="image")
     return width, height
 
 
-def _mask(mask: Image.Image, image: Image.Image | None, size: tuple[int, int]) -> Image.Image:
+def _resize_mask(mask: Image.Image, image: Image.Image | None, size: tuple[int, int]) -> Image.Image:
     if image is None or mask.size != image.size:
         its = "missing" if image is None else f"{image.width}x{image.height}"
         raise WorkerError(f"mask is {mask.width}x{mask.height}, and image {its}; make them the same.", param="mask")

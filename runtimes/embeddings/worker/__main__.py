@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtimes.embeddings.worker import parameters
-from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, shortened, written
+from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, encode_vector, shorten
 from runtimes.embeddings.worker.vision import DualEncoder
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError, unsupported
@@ -27,7 +27,7 @@ class Embedder(Model):
     def load(self) -> None:
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # seconds: not before the port is open
 
-        self.model: Any = SentenceTransformer(self.options["path"], **self.keywords())
+        self.model: Any = SentenceTransformer(self.options["path"], **self.load_arguments())
         self.tokenizer, self.limit = copy.deepcopy(self.model.tokenizer), self.model.max_seq_length
         self.width = int(self.compute(["trial"])[0].shape[0])
 
@@ -45,21 +45,21 @@ class Embedder(Model):
         check(parameters.EMBEDDINGS, body.values)
         width = body.integer("dimensions", None, 1, self.width)
         encoding = body.choice("encoding_format", ("float", "base64"), "float")
-        texts = await self.counting.run(lambda _cancel: self._texts(body))
-        prompt = self._prompt(body)
+        texts = await self.counting.run(lambda _cancel: self._read_texts(body))
+        prompt = self._prompt_prefix(body)
         texts = [prompt + text for text in texts]
         counts = await self.count(texts)
-        sizes = self.fit(counts, body, "input")
-        vectors = await self.batches.of(list(zip(texts, sizes, strict=True)))
+        sizes = self.check_lengths(counts, body, "input")
+        vectors = await self.batches.run(list(zip(texts, sizes, strict=True)))
         self.meters.tokens_in.inc(sum(sizes))
         data = [
-            {"object": "embedding", "index": place, "embedding": written(shortened(vector, width), encoding)}
+            {"object": "embedding", "index": place, "embedding": encode_vector(shorten(vector, width), encoding)}
             for place, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
         return JSONResponse({"object": "list", "data": data, "model": self.settings.model, "usage": usage})
 
-    def _prompt(self, body: Body) -> str:
+    def _prompt_prefix(self, body: Body) -> str:
         name = body.text("prompt_name", self.model.default_prompt_name)
         if name is None:
             return ""
@@ -69,16 +69,16 @@ class Embedder(Model):
             )
         return str(self.model.prompts[name])
 
-    def _texts(self, body: Body) -> list[str]:
+    def _read_texts(self, body: Body) -> list[str]:
         given = body.values.get("input")
         items: list[Any] = given if isinstance(given, list) else [given]
         if items and all(_is_id(item) for item in items):
             items = [items]
         if not 1 <= len(items) <= MAX_INPUTS:
             raise WorkerError(f"input has {len(items)} items, but must have 1 to {MAX_INPUTS}.", param="input")
-        return [self._text(place, item) for place, item in enumerate(items)]
+        return [self._read_text(place, item) for place, item in enumerate(items)]
 
-    def _text(self, place: int, item: object) -> str:
+    def _read_text(self, place: int, item: object) -> str:
         if isinstance(item, str) and item:
             return item
         if isinstance(item, list) and item and all(_is_id(token) for token in item):
@@ -99,7 +99,7 @@ class Reranker(Model):
     def load(self) -> None:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415  # seconds: not before the port is open
 
-        self.model: Any = CrossEncoder(self.options["path"], **self.keywords())
+        self.model: Any = CrossEncoder(self.options["path"], **self.load_arguments())
         self.tokenizer = copy.deepcopy(self.model.tokenizer)
         self.limit = self.model.max_length or self.tokenizer.model_max_length
         if self.model.num_labels != 1:
@@ -113,7 +113,7 @@ class Reranker(Model):
     def routes(self) -> Mapping[str, Endpoint]:
         return {"POST /v1/rerank": self.rerank}
 
-    async def begun(self, texts: Sequence[str], most: int) -> list[str]:
+    async def truncate_texts(self, texts: Sequence[str], most: int) -> list[str]:
         """The beginning of each text, at most `most` tokens."""
         if not self.tokenizer.is_fast:
             raise unsupported("max_tokens_per_doc", "this model's tokenizer doesn't tell where its tokens are")
@@ -134,14 +134,14 @@ class Reranker(Model):
         body = await Body.parse(request)
         check(parameters.RERANK, body.values)
         query = body.required_text("query")
-        documents = _documents(body)
+        documents = _read_documents(body)
         best = body.integer("top_n", len(documents), 1)
         most = body.integer("max_tokens_per_doc", None, 1)
-        compared = documents if most is None else await self.begun(documents, most)
+        compared = documents if most is None else await self.truncate_texts(documents, most)
         counts = await self.count([query] * len(documents), compared)
-        sizes = self.fit(counts, body, "documents")
+        sizes = self.check_lengths(counts, body, "documents")
         pairs = [((query, document), size) for document, size in zip(compared, sizes, strict=True)]
-        scores = await self.batches.of(pairs)
+        scores = await self.batches.run(pairs)
         self.meters.tokens_in.inc(sum(sizes))
         order = sorted(range(len(documents)), key=lambda place: (-scores[place], place))[:best]
         results: list[dict[str, Any]] = [{"index": place, "relevance_score": scores[place]} for place in order]
@@ -151,7 +151,7 @@ class Reranker(Model):
         return JSONResponse({"object": "list", "model": self.settings.model, "results": results, "usage": usage})
 
 
-def _documents(body: Body) -> list[str]:
+def _read_documents(body: Body) -> list[str]:
     given = body.values.get("documents")
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_INPUTS:
         raise body.wrong_value("documents", f"a list of 1 to {MAX_INPUTS} texts")

@@ -24,12 +24,12 @@ class Batches(Generic[In, Out]):
     """Computes lists of items. `size` gives an item's size, `most` limits a batch's, `queue` the waiting requests."""
 
     def __init__(self, compute: Compute[In, Out], size: Callable[[In], int], most: int, queue: int) -> None:
-        self._compute, self._size, self._most, self._queue = compute, size, most, queue
+        self._compute, self._size, self._max_size, self._queue = compute, size, most, queue
         # requests with items that are in no batch yet, each item with its result
         self._waiting: deque[deque[tuple[In, asyncio.Future[Out]]]] = deque()
-        self._working: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def of(self, items: Sequence[In]) -> list[Out]:
+    async def run(self, items: Sequence[In]) -> list[Out]:
         """The results in the order of the items. Cancelling drops the items that are in no batch yet.
 
         Raises WorkerError `queue_full`, and whatever the computation raises.
@@ -42,18 +42,18 @@ class Batches(Generic[In, Out]):
         results: list[asyncio.Future[Out]] = [loop.create_future() for _ in items]
         request = deque(zip(items, results, strict=True))
         self._waiting.append(request)
-        if self._working is None:
-            self._working = asyncio.create_task(self._work())
+        if self._task is None:
+            self._task = asyncio.create_task(self._run_batches())
         try:
             return await asyncio.gather(*results)
         finally:
             # By identity: items may be tensors, whose comparison has no truth value.
             self._waiting = deque(each for each in self._waiting if each is not request)
 
-    async def _work(self) -> None:
+    async def _run_batches(self) -> None:
         try:
             while self._waiting:
-                batch = self._next()
+                batch = self._next_batch()
                 try:
                     computed = await self._compute([item for item, _ in batch])
                 except Exception as error:  # noqa: BLE001  # passed to the requests of this batch
@@ -65,16 +65,16 @@ class Batches(Generic[In, Out]):
                         if not result.done():
                             result.set_result(value)
         finally:
-            self._working = None
+            self._task = None
 
-    def _next(self) -> list[tuple[In, asyncio.Future[Out]]]:
+    def _next_batch(self) -> list[tuple[In, asyncio.Future[Out]]]:
         """The next batch: one item of each request in turn, until the batch is full."""
         batch: list[tuple[In, asyncio.Future[Out]]] = []
         largest = 0
         while self._waiting:
             request = self._waiting[0]
             largest = max(largest, self._size(request[0][0]))
-            if batch and largest * (len(batch) + 1) > self._most:
+            if batch and largest * (len(batch) + 1) > self._max_size:
                 break
             batch.append(request.popleft())
             self._waiting.popleft()

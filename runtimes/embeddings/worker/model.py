@@ -48,7 +48,7 @@ class Model(Worker):
 
         return await self.counting.run(lambda _cancel: counted())
 
-    def fit(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
+    def check_lengths(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
         """The items' token counts in the model. Raises WorkerError for an item that is too long and may not be truncated."""
         cut = body.flag("truncate", self.options["truncate"])
         for place, count in enumerate(counts):
@@ -61,7 +61,7 @@ class Model(Worker):
                 )
         return [min(count, self.limit) for count in counts]
 
-    def keywords(self) -> dict[str, Any]:
+    def load_arguments(self) -> dict[str, Any]:
         """Arguments for loading a model."""
         import torch  # noqa: PLC0415  # seconds: not before the port is open
 
@@ -73,7 +73,7 @@ class Model(Worker):
         }
 
 
-def shortened(vector: Vector, width: int | None) -> Vector:
+def shorten(vector: Vector, width: int | None) -> Vector:
     """The vector's leading `width` values, scaled to length 1 again; None: the whole vector, unchanged."""
     if width is None or width >= len(vector):
         return vector
@@ -81,7 +81,7 @@ def shortened(vector: Vector, width: int | None) -> Vector:
     return part / (np.linalg.norm(part) or 1)
 
 
-def written(vector: Vector, encoding: str) -> object:
+def encode_vector(vector: Vector, encoding: str) -> object:
     """The vector in JSON: numbers, or base64 of little-endian float32."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtimes.embeddings.worker import parameters
-from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, shortened, written
+from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, encode_vector, shorten
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.parameters import check
@@ -60,7 +60,7 @@ class DualEncoder(Model):
     def load(self) -> None:
         from transformers import AutoModel, AutoProcessor  # noqa: PLC0415  # seconds: not before the port is open
 
-        path, options = self.options["path"], self.keywords()
+        path, options = self.options["path"], self.load_arguments()
         self.model: Any = AutoModel.from_pretrained(path, local_files_only=True, **options["model_kwargs"])
         self.model.to(options["device"]).eval()
         processor: Any = AutoProcessor.from_pretrained(path, local_files_only=True)
@@ -70,9 +70,9 @@ class DualEncoder(Model):
         self.scale: float = self.model.logit_scale.exp().item()
         bias = getattr(self.model, "logit_bias", None)
         self.bias: float | None = None if bias is None else bias.item()
-        (trial,) = self.compute([*self._texts(["trial"])])
+        (trial,) = self.compute([*self._prepare_texts(["trial"])])
         self.width = int(trial.shape[0])
-        self.compute([self._rows(Image.new("RGB", (64, 64)))])
+        self.compute([self._picture_tensors(Image.new("RGB", (64, 64)))])
 
     def routes(self) -> Mapping[str, Endpoint]:
         return {"POST /v1/embeddings": self.embeddings}
@@ -102,20 +102,24 @@ class DualEncoder(Model):
         check(parameters.VISION, body.values)
         width = body.integer("dimensions", None, 1, self.width)
         encoding = body.choice("encoding_format", ("float", "base64"), "float")
-        inputs = _inputs(body)
-        labels = _labels(body, inputs)
-        template = _template(body)
+        inputs = _read_inputs(body)
+        labels = _read_labels(body, inputs)
+        template = _read_template(body)
         prompts = [Input("text", template.replace("{}", label)) for label in labels]
         counts = await self.count_texts(inputs, body, "input") + await self.count_texts(
             prompts, body, "candidate_labels"
         )
-        among = await self._vectors(prompts)
-        vectors = await self._vectors(inputs)
-        scores = await self.counting.run(lambda _cancel: self._scores(vectors, among), again=True) if labels else []
+        label_vectors = await self._compute_vectors(prompts)
+        vectors = await self._compute_vectors(inputs)
+        scores = (
+            await self.counting.run(lambda _cancel: self._label_scores(vectors, label_vectors), again=True)
+            if labels
+            else []
+        )
         self.meters.tokens_in.inc(sum(counts))
         data = []
         for place, vector in enumerate(vectors):
-            row = {"object": "embedding", "index": place, "embedding": written(shortened(vector, width), encoding)}
+            row = {"object": "embedding", "index": place, "embedding": encode_vector(shorten(vector, width), encoding)}
             if labels:
                 row["scores"] = [
                     {"label": label, "score": score} for label, score in zip(labels, scores[place], strict=True)
@@ -130,27 +134,29 @@ class DualEncoder(Model):
         if not places:
             return []
         counts = dict(zip(places, await self.count([inputs[place].content for place in places]), strict=True))
-        fitting = self.fit([counts.get(place, 0) for place in range(len(inputs))], body, name)
+        fitting = self.check_lengths([counts.get(place, 0) for place in range(len(inputs))], body, name)
         return [fitting[place] for place in places]
 
-    async def _vectors(self, inputs: Sequence[Input]) -> list[Vector]:
+    async def _compute_vectors(self, inputs: Sequence[Input]) -> list[Vector]:
         vectors: list[Vector] = []
         for begin in range(0, len(inputs), AT_ONCE):
             part = inputs[begin : begin + AT_ONCE]
-            prepared = await self.counting.run(partial(self._prepared, part, begin), again=begin > 0)
-            vectors += await self.batches.of([(item, item.size) for item in prepared])
+            prepared = await self.counting.run(partial(self._prepare, part, begin), again=begin > 0)
+            vectors += await self.batches.run([(item, item.size) for item in prepared])
         return vectors
 
-    def _prepared(self, inputs: Sequence[Input], begin: int, cancel: Cancel) -> list[Prepared]:
+    def _prepare(self, inputs: Sequence[Input], begin: int, cancel: Cancel) -> list[Prepared]:
         """Prepare the next inputs of a request, from index `begin` on."""
-        texts = iter(self._texts([item.content for item in inputs if item.kind == "text"]))
+        texts = iter(self._prepare_texts([item.content for item in inputs if item.kind == "text"]))
         prepared = []
         for number, item in enumerate(inputs, begin):
             cancel.check()
-            prepared.append(next(texts) if item.kind == "text" else self._picture(item.content, f"input[{number}]"))
+            prepared.append(
+                next(texts) if item.kind == "text" else self._prepare_picture(item.content, f"input[{number}]")
+            )
         return prepared
 
-    def _texts(self, texts: Sequence[str]) -> list[Prepared]:
+    def _prepare_texts(self, texts: Sequence[str]) -> list[Prepared]:
         """The texts as tensors, padded to the length that the model was trained with. Some tokenizers pad less by themselves."""
         if not texts:
             return []
@@ -162,14 +168,14 @@ class DualEncoder(Model):
             for place in range(len(texts))
         ]
 
-    def _picture(self, url: object, place: str) -> Prepared:
+    def _prepare_picture(self, url: object, place: str) -> Prepared:
         image = picture(url, field="input", place=place)
         try:
-            return self._rows(image)
+            return self._picture_tensors(image)
         except ValueError as error:  # unsupported shapes
             raise unusable("input", f"the picture can't be used: {error}", place) from error
 
-    def _rows(self, image: Image.Image) -> Prepared:
+    def _picture_tensors(self, image: Image.Image) -> Prepared:
         rows = self.images([image], return_tensors="pt")
         if "pixel_attention_mask" in rows:  # a row for each patch, as SigLIP 2 takes pictures of any shape
             patches = int(rows["pixel_attention_mask"].shape[1])
@@ -181,7 +187,7 @@ class DualEncoder(Model):
         device = self.model.device
         return tensor.to(device, self.model.dtype) if tensor.is_floating_point() else tensor.to(device)
 
-    def _scores(self, vectors: Sequence[Vector], labels: Sequence[Vector]) -> list[list[float]]:
+    def _label_scores(self, vectors: Sequence[Vector], labels: Sequence[Vector]) -> list[list[float]]:
         """For each vector, the score of each label.
 
         CLIP's labels exclude each other, so their scores sum to one. SigLIP scores each label by itself.
@@ -196,15 +202,15 @@ class DualEncoder(Model):
         return scores
 
 
-def _inputs(body: Body) -> list[Input]:
+def _read_inputs(body: Body) -> list[Input]:
     given = body.values.get("input")
     items = given if isinstance(given, list) else [given]
     if not 1 <= len(items) <= MAX_INPUTS:
         raise WorkerError(f"input has {len(items)} items, but must have 1 to {MAX_INPUTS}.", param="input")
-    return [_input(place, item) for place, item in enumerate(items)]
+    return [_read_input(place, item) for place, item in enumerate(items)]
 
 
-def _input(place: int, item: object) -> Input:
+def _read_input(place: int, item: object) -> Input:
     """Parse the item with this index: a text, a picture's data URL, or an object with either."""
     if isinstance(item, str) and item:
         return Input("picture" if item[: len(PICTURE)].lower() == PICTURE else "text", item)
@@ -224,7 +230,7 @@ def _input(place: int, item: object) -> Input:
     )
 
 
-def _labels(body: Body, inputs: Sequence[Input]) -> list[str]:
+def _read_labels(body: Body, inputs: Sequence[Input]) -> list[str]:
     labels = body.texts("candidate_labels", MAX_LABELS)
     if body.values.get("candidate_labels") is None:
         return []
@@ -245,7 +251,7 @@ def _labels(body: Body, inputs: Sequence[Input]) -> list[str]:
     return labels
 
 
-def _template(body: Body) -> str:
+def _read_template(body: Body) -> str:
     template = body.text("hypothesis_template", TEMPLATE)
     if "{}" not in template:
         raise body.wrong_value(

@@ -62,7 +62,7 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
         job = Job(
             input_ids=prompt_ids(run.prompt.tokens),
             max_new_tokens=run.limit,
-            sampler=ComboSampler(**_arguments(sampling)),
+            sampler=ComboSampler(**_sampler_arguments(sampling)),
             seed=sampling.seed,
             stop_conditions=sorted(self.language.ends),
             decode_special_tokens=True,
@@ -73,7 +73,7 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
         return iter(task.out)
 
 
-def _arguments(sampling: Sampling) -> dict[str, Any]:
+def _sampler_arguments(sampling: Sampling) -> dict[str, Any]:
     return {
         "rep_p": sampling.repetition_penalty,
         "freq_p": sampling.frequency_penalty,

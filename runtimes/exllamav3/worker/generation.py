@@ -34,34 +34,34 @@ class Runner:
         self._generator = generator
         self._new: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._tasks: dict[Job, Task] = {}
-        threading.Thread(target=self._live, name="generator", daemon=True).start()
+        threading.Thread(target=self._run, name="generator", daemon=True).start()
 
     def submit(self, task: Task) -> None:
         """Start it as soon as there is room. Returns at once."""
         self._new.put(task)
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while True:
-            self._take_in()
+            self._take_new_tasks()
             self._drop_unwanted()
             if not self._tasks:
                 continue
             try:
                 results = self._generator.iterate()
             except Exception as error:  # noqa: BLE001  # whichever job it was: all of them get the error
-                self._fail(error)
+                self._fail_all(error)
                 continue
             for result in results:
-                self._deliver(result)
+                self._deliver_result(result)
 
-    def _take_in(self) -> None:
+    def _take_new_tasks(self) -> None:
         """Take new tasks; wait for one when there is nothing else to do."""
         while not self._new.empty() or not self._tasks:
             task = self._new.get()
             try:
                 self._generator.enqueue(task.job)
             except Exception as error:  # noqa: BLE001  # it concerns this job alone
-                task.out.put(_reported(error))
+                task.out.put(_client_error(error))
             else:
                 self._tasks[task.job] = task
 
@@ -69,14 +69,14 @@ class Runner:
         for job, task in list(self._tasks.items()):
             if task.unwanted():
                 self._generator.cancel(job)
-                self._end(job, "stop")
+                self._end_task(job, "stop")
 
-    def _deliver(self, result: dict[str, Any]) -> None:
+    def _deliver_result(self, result: dict[str, Any]) -> None:
         task = self._tasks.get(result["job"])
         if task is None:
             return
         if result["stage"] == "error":
-            self._end(task.job, _reported(result["error"]))
+            self._end_task(task.job, _client_error(result["error"]))
             return
         if result["stage"] != "streaming":
             return
@@ -87,19 +87,19 @@ class Runner:
             return
         if (last := result.get("eos_triggering_token_id")) is not None:
             task.out.put(Token(last))
-        self._end(task.job, "length" if result["eos_reason"] == "max_new_tokens" else "stop")
+        self._end_task(task.job, "length" if result["eos_reason"] == "max_new_tokens" else "stop")
 
-    def _end(self, job: Job, how: Ending | BaseException) -> None:
+    def _end_task(self, job: Job, how: Ending | BaseException) -> None:
         self._tasks.pop(job).out.put(how)
 
-    def _fail(self, error: Exception) -> None:
-        reported = _reported(error)
+    def _fail_all(self, error: Exception) -> None:
+        reported = _client_error(error)
         self._generator.clear_queue()
         for job in list(self._tasks):
-            self._end(job, reported)
+            self._end_task(job, reported)
 
 
-def _reported(error: Exception) -> WorkerError:
+def _client_error(error: Exception) -> WorkerError:
     """The error for the client. The details go to the log."""
     traceback.print_exception(error)
     if "out of memory" in str(error).lower():

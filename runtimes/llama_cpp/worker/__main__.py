@@ -75,9 +75,9 @@ class LlamaCppWorker(TextWorker[Prompt]):
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
         """Generate on the thread that reads the tokens."""
-        return self._tokens(run)
+        return self._generate_tokens(run)
 
-    def _tokens(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
+    def _generate_tokens(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
         engine, sampling = self.language.engine, run.request.sampling
         if not run.prompt.reuse:
             engine.reset()
@@ -85,9 +85,9 @@ class LlamaCppWorker(TextWorker[Prompt]):
         engine.check = run.cancel.check
         made = 0
         try:
-            for token in engine.generate(run.prompt.tokens, **_arguments(sampling)):
+            for token in engine.generate(run.prompt.tokens, **_sampling_arguments(sampling)):
                 made += 1
-                yield self._described(token, sampling)
+                yield self._to_token(token, sampling)
                 if token in self.language.ends:
                     yield "stop"
                     return
@@ -100,7 +100,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
             engine.reset()
             raise WorkerError(f"llama.cpp can't read this prompt: {error}", code="worker_failed", status=500) from error
 
-    def _described(self, token: int, sampling: Sampling) -> Token:
+    def _to_token(self, token: int, sampling: Sampling) -> Token:
         """The token, with log probabilities if requested. Call it before the next token is read, which changes the scores."""
         if sampling.logprobs is None:
             return Token(token)
@@ -112,7 +112,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
         return Token(token, float(scores[token]), tuple((int(other), float(scores[other])) for other in best))
 
 
-def _arguments(sampling: Sampling) -> dict[str, Any]:
+def _sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     return {
         "temp": sampling.temperature,
         "top_p": sampling.top_p,
@@ -121,11 +121,11 @@ def _arguments(sampling: Sampling) -> dict[str, Any]:
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "logits_processor": LogitsProcessorList([_biased(sampling)]) if sampling.logit_bias else None,
+        "logits_processor": LogitsProcessorList([_bias_processor(sampling)]) if sampling.logit_bias else None,
     }
 
 
-def _biased(sampling: Sampling) -> Any:
+def _bias_processor(sampling: Sampling) -> Any:
     tokens, values = (list(part) for part in (sampling.logit_bias.keys(), sampling.logit_bias.values()))
 
     def processor(_tokens: Any, scores: Any) -> Any:

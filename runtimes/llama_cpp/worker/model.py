@@ -114,8 +114,8 @@ def load(options: Options) -> Loaded:
         template=template,
         formatter=getattr(llama_chat_format, CHAT_FORMATS[options.chat_format]) if options.chat_format else None,
         special={
-            "bos_token": _text(engine, engine.token_bos()),
-            "eos_token": _text(engine, engine.token_eos()),
+            "bos_token": _token_text(engine, engine.token_bos()),
+            "eos_token": _token_text(engine, engine.token_eos()),
         },
         format=form,
         ends=frozenset(token for token in numbers if llama_cpp.llama_vocab_is_eog(vocabulary, token)),
@@ -132,5 +132,5 @@ def piece(engine: Llama, token: int) -> bytes:
     return buffer.raw[: max(0, size)]
 
 
-def _text(engine: Llama, token: int) -> str:
+def _token_text(engine: Llama, token: int) -> str:
     return piece(engine, token).decode("utf-8", errors="replace") if token >= 0 else ""

@@ -18,11 +18,11 @@ from typing import Any
 
 import xllamacpp
 
-_SAME = """
+_UNCHANGED = """
 port n_ctx n_gpu_layers image_min_tokens image_max_tokens kv_unified rope_freq_base rope_freq_scale yarn_orig_ctx
 chat_template cache_ram_mib
 """
-ATTRIBUTES = {name: name for name in _SAME.split()} | {
+ATTRIBUTES = {name: name for name in _UNCHANGED.split()} | {
     "model": "model.path",
     "mmproj": "mmproj.path",
     "mmproj_offload": "mmproj_use_gpu",

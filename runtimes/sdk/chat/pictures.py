@@ -18,6 +18,6 @@ def taker(images: list[Image.Image]) -> TakePicture:
     return take
 
 
-def wrong(message: str) -> WorkerError:
+def unusable_picture(message: str) -> WorkerError:
     """The error for a picture that can't be used."""
     return unusable("messages", message)

@@ -27,7 +27,7 @@ from runtimes.vllm.worker.engine import Engine, Prompt
 from runtimes.vllm.worker.model import Loaded, loaded
 
 SALT = "cache_salt"
-OWN = {SALT: used("only requests with the same one use each other's prompts again")}
+OWN_PARAMETERS = {SALT: used("only requests with the same one use each other's prompts again")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Options:
 class VllmWorker(TextWorker[Prompt]):
     """One language model. The pool's threads prepare prompts and read results; the engine generates for all requests."""
 
-    chat_parameters = {**parameters.CHAT, **OWN}  # noqa: RUF012
-    completion_parameters = {**parameters.COMPLETIONS, **OWN}  # noqa: RUF012
+    chat_parameters = {**parameters.CHAT, **OWN_PARAMETERS}  # noqa: RUF012
+    completion_parameters = {**parameters.COMPLETIONS, **OWN_PARAMETERS}  # noqa: RUF012
     enforces = True
     context_key = "max_model_len"
     language: Loaded
@@ -78,39 +78,41 @@ class VllmWorker(TextWorker[Prompt]):
         images: list[Image.Image] = []
         tools, arguments = conversation.tools, {**self.options.chat_template_kwargs, **conversation.arguments}
         text, thinking = render_prompt(self.language, conversation.messages, tools.offered, arguments, taker(images))
-        inputs = self._inputs(self.language.encode(text), conversation.body, "messages", images)
+        inputs = self._engine_inputs(self.language.encode(text), conversation.body, "messages", images)
         tokens = inputs["prompt_token_ids"]
-        found = grammar(self.language, tokens, tools, conversation.schema, thinking=thinking, mark=self._mark)
+        found = grammar(self.language, tokens, tools, conversation.schema, thinking=thinking, mark=self._special_token)
         if found is not None:
-            self._check(found)
+            self._check_schemas(found)
         return Prompt(tokens, thinking, inputs, None if found is None else found.text)
 
     def prompt_from_tokens(self, tokens: list[int], body: Body) -> Prompt:
         """The prompt is these tokens, without pictures or a grammar."""
-        return Prompt(tokens, inputs=self._inputs(tokens, body, "prompt"))
+        return Prompt(tokens, inputs=self._engine_inputs(tokens, body, "prompt"))
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending | Reused]:
         """Submit the run to the engine."""
         return self.engine.generate(run, self.language.ends)
 
-    def _inputs(self, tokens: list[int], body: Body, param: str, images: Sequence[Image.Image] = ()) -> Any:
+    def _engine_inputs(self, tokens: list[int], body: Body, param: str, images: Sequence[Image.Image] = ()) -> Any:
         self.token_budget(None, Prompt(tokens), param)
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if images:
             prompt["multi_modal_data"] = {"image": list(images)}
         if salt := body.text(SALT):
             prompt[SALT] = salt
-        return self.engine.wait(self.engine.prepared(prompt, param))
+        return self.engine.wait(self.engine.prepare(prompt, param))
 
-    def _check(self, wanted: Grammar) -> None:
+    def _check_schemas(self, wanted: Grammar) -> None:
         """Raises a WorkerError that names the unsupported schema."""
-        for one in wanted.schemas:
-            wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(one.schema), self._grammar_tokenizer)
+        for embedded in wanted.schemas:
+            wrong = LLMatcher.validate_grammar(
+                LLMatcher.grammar_from_json_schema(embedded.schema), self._grammar_tokenizer
+            )
             if wrong:
-                message = f"{one.param}: {one.purpose} can't be held to this schema: {wrong}"
-                raise WorkerError(message, code="schema_unusable", param=one.param)
+                message = f"{embedded.param}: {embedded.purpose} can't be held to this schema: {wrong}"
+                raise WorkerError(message, code="schema_unusable", param=embedded.param)
 
-    def _mark(self, text: str) -> int | None:
+    def _special_token(self, text: str) -> int | None:
         token = self.language.single_token(text)
         return token if token is not None and self._grammar_tokenizer.is_special_token(token) else None
 

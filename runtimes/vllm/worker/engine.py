@@ -75,50 +75,50 @@ class Engine:
         """Run a coroutine in the loop, and return its result. Raises whatever the coroutine raises."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def prepared(self, prompt: Mapping[str, Any], param: str) -> Any:
+    async def prepare(self, prompt: Mapping[str, Any], param: str) -> Any:
         """The prompt in the engine's form, with places for pictures among the tokens. Raises WorkerError."""
         try:
             (prepared,) = await self.client.renderer.render_cmpl_async([dict(prompt)])
         except (VLLMClientError, ValueError) as error:
-            raise _refused(error, param) from error
+            raise _refusal(error, param) from error
         return prepared
 
     async def try_out(self) -> None:
         """Generate a token, and watch the engine from now on."""
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = await self.prepared({"prompt_token_ids": [0]}, "prompt")
-        async for _ in self.client.generate(prompt, params, _name()):
+        prompt = await self.prepare({"prompt_token_ids": [0]}, "prompt")
+        async for _ in self.client.generate(prompt, params, _random_id()):
             pass
         assert self.client.output_handler is not None, "it was started by the request"
-        self.client.output_handler.add_done_callback(self._ended)
+        self.client.output_handler.add_done_callback(self._exit_with_engine)
 
     def generate(self, run: Run[Prompt], ends: frozenset[int]) -> Iterator[Result]:
         """Yields tokens as they come, then the reason of the end; stops once nobody wants more. Raises WorkerError."""
         results: Results = queue.SimpleQueue()
         params = parameters(run.request.sampling, run.limit, ends, run.prompt.grammar)
-        task = asyncio.run_coroutine_threadsafe(self._read(run.prompt.inputs, params, results), self._loop)
-        return _results(run, results, task.cancel)
+        task = asyncio.run_coroutine_threadsafe(self._read_output(run.prompt.inputs, params, results), self._loop)
+        return _iterate_results(run, results, task.cancel)
 
-    async def _read(self, inputs: Any, params: SamplingParams, results: Results) -> None:
-        begun = False
+    async def _read_output(self, inputs: Any, params: SamplingParams, results: Results) -> None:
+        has_begun = False
         try:
-            async for output in self.client.generate(inputs, params, _name()):
-                if not begun:
+            async for output in self.client.generate(inputs, params, _random_id()):
+                if not has_begun:
                     results.put(Reused(output.num_cached_tokens or 0))
-                    begun = True
+                    has_begun = True
                 (completion,) = output.outputs
-                for token in _tokens(completion, params.logprobs):
+                for token in _new_tokens(completion, params.logprobs):
                     results.put(token)
                 if completion.finish_reason is not None:
                     results.put("length" if completion.finish_reason == "length" else "stop")
         except EngineDeadError:
             pass  # the program ends, and all connections with it
         except (VLLMClientError, ValueError) as error:
-            results.put(_refused(error, None))
+            results.put(_refusal(error, None))
         except Exception as error:  # noqa: BLE001  # the thread raises it
             results.put(error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _exit_with_engine(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():  # as it is when this program ends
             sys.stderr.write("exiting: the engine of vLLM has ended\n")
             sys.stderr.flush()
@@ -156,7 +156,7 @@ def parameters(sampling: Sampling, limit: int, ends: frozenset[int], grammar: st
     )
 
 
-def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Result]:
+def _iterate_results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Result]:
     try:
         while not run.unwanted:
             try:
@@ -172,7 +172,7 @@ def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Result
         cancel()
 
 
-def _tokens(completion: CompletionOutput, alternatives: int | None) -> Iterator[Token]:
+def _new_tokens(completion: CompletionOutput, alternatives: int | None) -> Iterator[Token]:
     """The new tokens, each with its log probability and those of the likeliest alternatives, likeliest first."""
     described = completion.logprobs or [None] * len(completion.token_ids)
     for number, found in zip(completion.token_ids, described, strict=True):
@@ -183,9 +183,9 @@ def _tokens(completion: CompletionOutput, alternatives: int | None) -> Iterator[
         yield Token(number, found[number].logprob, tuple((other, value.logprob) for other, value in ranked))
 
 
-def _refused(error: Exception, param: str | None) -> WorkerError:
+def _refusal(error: Exception, param: str | None) -> WorkerError:
     return WorkerError(f"vLLM refuses this request: {error}", param=param)
 
 
-def _name() -> str:
+def _random_id() -> str:
     return secrets.token_hex(8)

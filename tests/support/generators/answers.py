@@ -20,7 +20,7 @@ from transformers.cli.serving.utils import get_response_template  # noqa: E402
 from transformers.utils.chat_parsing.response_templates import load_response_template  # noqa: E402
 
 from runtimes.sdk.chat.formats.pieces import merged  # noqa: E402
-from runtimes.transformers.worker.chat.response_template import TemplateParser, marked, response_template  # noqa: E402
+from runtimes.transformers.worker.chat.response_template import TemplateParser, response_template, used_tokens  # noqa: E402
 
 
 def described(pieces: list) -> list[list[object]]:
@@ -32,7 +32,7 @@ def answer(asked: dict) -> object:
         config = types.SimpleNamespace(model_type=asked["model_type"])
         return get_response_template(object(), types.SimpleNamespace(config=config))
     if "tokens" in asked:
-        return sorted(marked(load_response_template(asked["template"]), asked["tokens"]))
+        return sorted(used_tokens(load_response_template(asked["template"]), asked["tokens"]))
     template = response_template(types.SimpleNamespace(response_template=asked["template"]), None)
     if template is None:
         return None

@@ -20,7 +20,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-_KNOWN = (
+_BATCHABLE = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
@@ -31,7 +31,7 @@ _KNOWN = (
 
 def can_be_batched(cache: DynamicCache) -> bool:
     """Can `Batch` join this cache with others?"""
-    return all(type(layer) in _KNOWN for layer in cache.layers)
+    return all(type(layer) in _BATCHABLE for layer in cache.layers)
 
 
 class Batch:
@@ -50,7 +50,7 @@ class Batch:
         else:
             width = max(*self.lengths, length)
             for pair in zip(self._cache.layers, cache.layers, strict=True):
-                _combine(pair, width, torch.cat)
+                _combine_layers(pair, width, torch.cat)
         self.lengths.append(length)
         self._shifts.append(shift)
 
@@ -66,7 +66,7 @@ class Batch:
             return
         assert self._cache is not None
         for layer in self._cache.layers:
-            _combine((layer,), max(self.lengths), lambda kept: kept[0][keep])
+            _combine_layers((layer,), max(self.lengths), lambda kept: kept[0][keep])
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Add one token to every row. Returns the scores of the next tokens, one row each."""
@@ -92,7 +92,7 @@ class Batch:
         return scores
 
 
-def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+def _combine_layers(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
     """Replace the tensors of the first of these layers by the result of `combine` on those of all layers.
 
     The tensors are aligned to `width` columns before that.
@@ -103,8 +103,8 @@ def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Te
     with torch.inference_mode():
         if isinstance(first, DynamicLayer) and first.is_initialized:
             columns = min(width, first.sliding_window - 1) if isinstance(first, DynamicSlidingWindowLayer) else width
-            first.keys = combine([_aligned(layer.keys, columns) for layer in layers])
-            first.values = combine([_aligned(layer.values, columns) for layer in layers])
+            first.keys = combine([_align_columns(layer.keys, columns) for layer in layers])
+            first.values = combine([_align_columns(layer.values, columns) for layer in layers])
             if isinstance(first, DynamicSlidingWindowLayer):
                 first.cumulative_length = width
         if isinstance(first, LinearAttentionLayer):
@@ -115,7 +115,7 @@ def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Te
                         states[index] = combine([getattr(layer, name)[index] for layer in layers])
 
 
-def _aligned(values: torch.Tensor, columns: int) -> torch.Tensor:
+def _align_columns(values: torch.Tensor, columns: int) -> torch.Tensor:
     """The values with exactly `columns` (the last but one dimension), cut or padded at the left."""
     missing = columns - values.shape[-2]
     if missing <= 0:

@@ -75,43 +75,43 @@ class Decoder:
         self._new: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._reading: deque[_Run] = deque()
-        self._going: list[_Run] = []
+        self._generating: list[_Run] = []
         self._batch = Batch(model)
-        if not can_be_batched(self._cache()):
+        if not can_be_batched(self._new_cache()):
             sys.stderr.write("This model's cache can't be batched: one request at a time.\n")
             self._width = 1
-        threading.Thread(target=self._live, name="decoder", daemon=True).start()
+        threading.Thread(target=self._run, name="decoder", daemon=True).start()
 
     def submit(self, job: Job) -> None:
         """Start it as soon as there is room. Returns at once."""
         self._new.put(job)
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while True:
-            self._take_in()
+            self._take_new_jobs()
             try:
                 self._drop_unwanted()
                 if self._reading:
-                    self._read()
-                if self._going:
-                    self._continue()
+                    self._read_chunk()
+                if self._generating:
+                    self._generate_step()
             except Exception as error:  # noqa: BLE001  # a failed step must not end the worker: its jobs get the error
-                self._fail(error)
+                self._fail_all(error)
 
-    def _take_in(self) -> None:
+    def _take_new_jobs(self) -> None:
         """Take new jobs; wait for one when there is nothing else to do."""
-        while not self._new.empty() or not (self._waiting or self._reading or self._going):
+        while not self._new.empty() or not (self._waiting or self._reading or self._generating):
             self._waiting.append(self._new.get())
-        while self._waiting and len(self._reading) + len(self._going) < self._width:
+        while self._waiting and len(self._reading) + len(self._generating) < self._width:
             job = self._waiting.popleft()
             try:
                 sampler = Sampler(job.sampling, job.tokens, self._model.device)
             except Exception as error:  # noqa: BLE001  # it concerns this job alone
                 job.end(error)
                 continue
-            self._reading.append(_Run(job, sampler, self._cache()))
+            self._reading.append(_Run(job, sampler, self._new_cache()))
 
-    def _cache(self) -> DynamicCache:
+    def _new_cache(self) -> DynamicCache:
         return DynamicCache(config=self._model.config)
 
     def _drop_unwanted(self) -> None:
@@ -121,17 +121,17 @@ class Decoder:
         for run in [run for run in self._reading if run.job.unwanted]:
             self._reading.remove(run)
             run.job.end("stop")
-        unwanted = [row for row, run in enumerate(self._going) if run.job.unwanted]
+        unwanted = [row for row, run in enumerate(self._generating) if run.job.unwanted]
         for row in unwanted:
-            self._going[row].job.end("stop")
-        self._leave(unwanted)
+            self._generating[row].job.end("stop")
+        self._remove_rows(unwanted)
 
-    def _leave(self, rows: list[int]) -> None:
+    def _remove_rows(self, rows: list[int]) -> None:
         if rows:
             self._batch.leave(rows)
-            self._going = [run for row, run in enumerate(self._going) if row not in rows]
+            self._generating = [run for row, run in enumerate(self._generating) if row not in rows]
 
-    def _read(self) -> None:
+    def _read_chunk(self) -> None:
         """Read a chunk of the first unread prompt; choose its first token after the last chunk."""
         run = self._reading[0]
         job = run.job
@@ -147,7 +147,7 @@ class Decoder:
                 )
         except BaseException as error:
             self._reading.popleft()
-            job.end(_reported(error))
+            job.end(_client_error(error))
             if isinstance(error, Exception):
                 return
             raise
@@ -159,12 +159,12 @@ class Decoder:
             return
         if self._advance(run, output.logits[0, -1]):
             self._batch.join(run.cache, stop, run.shift)
-            self._going.append(run)
+            self._generating.append(run)
         self._reading.popleft()  # last: if joining fails, this job gets the error too
 
-    def _continue(self) -> None:
-        scores = self._batch.step([run.last for run in self._going])
-        self._leave([row for row, run in enumerate(self._going) if not self._advance(run, scores[row])])
+    def _generate_step(self) -> None:
+        scores = self._batch.step([run.last for run in self._generating])
+        self._remove_rows([row for row, run in enumerate(self._generating) if not self._advance(run, scores[row])])
 
     def _advance(self, run: _Run, scores: torch.Tensor) -> bool:
         """Choose the next token and deliver it; False if it was the last, or none is possible."""
@@ -174,7 +174,7 @@ class Decoder:
             if guide is not None:
                 guide.advance(token.id)
         except Exception as error:  # noqa: BLE001  # it concerns this job alone
-            job.end(_reported(error))
+            job.end(_client_error(error))
             return False
         run.last = token.id
         run.made += 1
@@ -187,16 +187,16 @@ class Decoder:
             return False
         return True
 
-    def _fail(self, error: Exception) -> None:
-        reported = _reported(error)
-        for run in (*self._reading, *self._going):
+    def _fail_all(self, error: Exception) -> None:
+        reported = _client_error(error)
+        for run in (*self._reading, *self._generating):
             run.job.end(reported)
         self._reading.clear()
-        self._going.clear()
+        self._generating.clear()
         self._batch = Batch(self._model)
 
 
-def _reported(error: BaseException) -> BaseException:
+def _client_error(error: BaseException) -> BaseException:
     """The error for the client, who can act on an out-of-memory error. Any other error is a bug, and goes to the log."""
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():

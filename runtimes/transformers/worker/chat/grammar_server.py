@@ -67,14 +67,14 @@ def _run_fork(client: Connection, tokens: Any) -> None:
         for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_STACK, STACK)):
             hard = resource.getrlimit(limit)[1]
             resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        _serve(client, tokens)
+        _serve_grammar(client, tokens)
     except (EOFError, OSError):
         pass  # the client closed its connection
     finally:
         os._exit(0)
 
 
-def _serve(client: Connection, tokens: Any) -> None:
+def _serve_grammar(client: Connection, tokens: Any) -> None:
     wanted = json.loads(client.recv_bytes())
     signal.setitimer(signal.ITIMER_PROF, COMPILE_S)  # counts CPU time; its signal kills the process
     for place, schema in enumerate(wanted["schemas"]):

@@ -45,9 +45,9 @@ class Guide:
         try:
             reply = self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise _unusable(TOO_EXPENSIVE) from None
+            raise _format_error(TOO_EXPENSIVE) from None
         if reply[:1] != OK:
-            raise _unusable(reply[1:].decode(errors="replace").partition("\n")[0])
+            raise _format_error(reply[1:].decode(errors="replace").partition("\n")[0])
         return torch.from_numpy(np.unpackbits(np.frombuffer(reply, np.uint8, offset=1), bitorder="little")).bool()
 
     def advance(self, token: int) -> None:
@@ -55,7 +55,7 @@ class Guide:
         try:
             self._connection.send_bytes(token.to_bytes(4, "little"))
         except OSError:
-            raise _unusable(TOO_EXPENSIVE) from None
+            raise _format_error(TOO_EXPENSIVE) from None
 
     def close(self) -> None:
         """End the fork. Further calls do nothing."""
@@ -75,8 +75,10 @@ class Guides:
         ours, theirs = Pipe()
         try:
             with theirs, self._lock:
-                self._started().take(theirs)
-            ours.send_bytes(json.dumps({"schemas": [one.schema for one in schemas], "grammar": grammar.text}).encode())
+                self._start_server().take(theirs)
+            ours.send_bytes(
+                json.dumps({"schemas": [item.schema for item in schemas], "grammar": grammar.text}).encode()
+            )
             reply = ours.recv_bytes()
         except (EOFError, OSError):
             ours.close()
@@ -99,9 +101,9 @@ class Guides:
         if token is None:
             return None
         with self._lock:
-            return token if token in self._started().special else None
+            return token if token in self._start_server().special else None
 
-    def _started(self) -> _GrammarServer:
+    def _start_server(self) -> _GrammarServer:
         if self._server is None or self._server.has_exited:
             self._server = _GrammarServer(self._loaded)
         return self._server
@@ -145,5 +147,5 @@ class _GrammarServer:
         socket.send_fds(self._socket, [OK], [connection.fileno()])
 
 
-def _unusable(reason: str) -> WorkerError:
+def _format_error(reason: str) -> WorkerError:
     return WorkerError(f"Nothing that the format allows can follow here ({reason}).", code="format_unusable")

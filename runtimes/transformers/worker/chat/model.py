@@ -21,7 +21,7 @@ from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VER
 from runtimes.sdk.chat.language import defaults_of
 from runtimes.sdk.chat.tokenizer import TokenizerLanguage, facts
 from runtimes.transformers.shared.quantised import KERNELS
-from runtimes.transformers.worker.chat.response_template import CALLS, marked, response_template
+from runtimes.transformers.worker.chat.response_template import CALLS, response_template, used_tokens
 
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 INSTALL = "llmux runtimes install transformers --accelerator cuda"
@@ -81,7 +81,7 @@ def load(options: Options) -> Loaded:
         raise SystemExit(
             f"{', '.join(names) or config.model_type}: transformers {transformers.__version__} has no such language model"
         )
-    model = kind.from_pretrained(options.path, config=config, **_arguments(options, config))
+    model = kind.from_pretrained(options.path, config=config, **_load_arguments(options, config))
     model.eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.path)
     if options.chat_template is not None:
@@ -93,14 +93,14 @@ def load(options: Options) -> Loaded:
         answers = response_template(tokenizer, model)
     if answers is not None:
         added = tokenizer.added_tokens_decoder
-        read = marked(answers, [token.content for token in added.values()])
+        read = used_tokens(answers, [token.content for token in added.values()])
         known["format"] = "template"
         known["knows_tools"] = CALLS in answers.fields and "tools" in str(tokenizer.chat_template)
         known["hidden"] = frozenset(i for i in known["hidden"] if added[i].content not in read)
     return Loaded(model=model, image_processor=_image_processor(options, config), answers=answers, **known)
 
 
-def _arguments(options: Options, config: Any) -> dict[str, Any]:
+def _load_arguments(options: Options, config: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"dtype": options.dtype, "local_files_only": True}
     if options.attention != "auto":
         arguments["attn_implementation"] = options.attention
@@ -108,12 +108,12 @@ def _arguments(options: Options, config: Any) -> dict[str, Any]:
         arguments["device_map"] = options.device_map
         if options.max_memory is not None:
             arguments["max_memory"] = dict(enumerate(options.max_memory))
-    if (quantization := _quantization(options, config)) is not None:
+    if (quantization := _quantization_config(options, config)) is not None:
         arguments["quantization_config"] = quantization
     return arguments
 
 
-def _quantization(options: Options, config: Any) -> Any:
+def _quantization_config(options: Options, config: Any) -> Any:
     """The configuration that quantises or dequantises the weights; None: keep them as stored."""
     stored = getattr(config, "quantization_config", None) or {}
     method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method

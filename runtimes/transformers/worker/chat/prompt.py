@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from runtimes.sdk.chat.pictures import taker, wrong
+from runtimes.sdk.chat.pictures import taker, unusable_picture
 from runtimes.sdk.chat.tokenizer import render_prompt
 from runtimes.sdk.chat.worker import Prompt as TextPrompt
 from runtimes.sdk.errors import WorkerError
@@ -43,7 +43,7 @@ def prepared(processor: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any
     try:
         features = dict(processor(pictures, return_tensors="pt"))
     except ValueError as error:  # unsupported shapes
-        raise wrong(f"the picture can't be used: {error}") from error
+        raise unusable_picture(f"the picture can't be used: {error}") from error
     return features, [int(grid.prod()) // processor.merge_size**2 for grid in features["image_grid_thw"]]
 
 
@@ -55,14 +55,14 @@ def _with_pictures(
     if tokens.count(place) != len(counts):
         message = "messages: the text has marks of pictures in it, or the chat template leaves pictures out."
         raise WorkerError(message, param="messages")
-    left = iter(counts)
-    long: list[int] = []
+    counts_left = iter(counts)
+    expanded: list[int] = []
     for token in tokens:
-        long += [token] * next(left) if token == place else [token]
+        expanded += [token] * next(counts_left) if token == place else [token]
     device = loaded.model.device
     given = {
         name: value.to(device, loaded.model.dtype) if value.is_floating_point() else value.to(device)
         for name, value in features.items()
     }
-    given["mm_token_type_ids"] = torch.tensor([[int(token == place) for token in long]], device=device)
-    return long, thinking, given
+    given["mm_token_type_ids"] = torch.tensor([[int(token == place) for token in expanded]], device=device)
+    return expanded, thinking, given

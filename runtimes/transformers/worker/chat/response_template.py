@@ -38,7 +38,7 @@ def response_template(tokenizer: Any, model: Any) -> ResponseTemplate | None:
         return None
 
 
-def marked(template: ResponseTemplate, tokens: Sequence[str]) -> frozenset[str]:
+def used_tokens(template: ResponseTemplate, tokens: Sequence[str]) -> frozenset[str]:
     """The subset of these tokens that the template looks for."""
     fields = template.fields.values()
     patterns = [found.pattern for field in fields for found in (field.open_re, field.close_re) if found is not None]
@@ -54,8 +54,8 @@ class TemplateParser:
         self._template, self._tools = template, [dict(tool) for tool in tools]
         self._count = 0
         self._raw = ""  # read since the last region or text
-        self._fresh = False  # a thought or a call is over, and only blanks came since
-        self._blanks = ""  # at the end of what was output
+        self._only_blanks = False  # a thought or a call is over, and only blanks came since
+        self._trailing_blanks = ""  # at the end of what was output
         self.thinking = False
         self.answering = False
         begun = template.start_anchor_re.search(prompt) is not None  # without it the parser would read the conversation
@@ -63,8 +63,8 @@ class TemplateParser:
             self._parser = ResponseParser(template, prefix=prompt if begun else "", tools=self._tools)
         except _UNREADABLE:
             self._parser = ResponseParser(template, prefix="", tools=self._tools)
-        list(self._pieces(self._parser.initial_events))
-        self._blanks, self.answering = "", False
+        list(self._to_pieces(self._parser.initial_events))
+        self._trailing_blanks, self.answering = "", False
 
     def feed(self, text: str) -> list[Piece]:
         """Add text. Returns the pieces that are certain now."""
@@ -74,9 +74,9 @@ class TemplateParser:
             try:
                 events = self._parser.feed(char)
             except _UNREADABLE:
-                out.append(self._unread())
+                out.append(self._raw_as_text())
             else:
-                out += self._pieces(events)
+                out += self._to_pieces(events)
         return out
 
     def end(self) -> list[Piece]:
@@ -84,27 +84,27 @@ class TemplateParser:
         try:
             _, events = self._parser.finalize()
         except _UNREADABLE:
-            return [self._unread()]
-        return [*self._pieces(events), Text(self._blanks)]
+            return [self._raw_as_text()]
+        return [*self._to_pieces(events), Text(self._trailing_blanks)]
 
-    def _pieces(self, events: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
+    def _to_pieces(self, events: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
         for event in events:
             field, kind = event["field"], event["type"]
             if kind == "region_open":
-                self._open(field)
+                self._open_region(field)
             elif kind == "region_chunk" and not event["dirty"]:
-                yield from self._say(field, event["text"])
+                yield from self._output_text(field, event["text"])
             elif kind == "region_close" and field == CALLS:
-                calls = self._calls(event["value"])
+                calls = self._to_call_pieces(event["value"])
                 if not calls:
-                    yield self._unread()
+                    yield self._raw_as_text()
                     return  # what else happened is in that text
                 yield from calls
                 self._end_format()
             elif kind == "region_close" and field in _THOUGHTS:
                 self._end_format()
 
-    def _open(self, field: str) -> None:
+    def _open_region(self, field: str) -> None:
         self.answering = False
         opening = self._template.fields[field].open_re
         if field == CALLS or opening is None:
@@ -116,26 +116,26 @@ class TemplateParser:
 
     def _end_format(self) -> None:
         """Drop blanks around reasoning and before calls: they belong to the format, not to the answer."""
-        self.thinking, self.answering, self._fresh, self._blanks = False, False, True, ""
+        self.thinking, self.answering, self._only_blanks, self._trailing_blanks = False, False, True, ""
 
-    def _say(self, field: str, text: str) -> Iterator[Piece]:
+    def _output_text(self, field: str, text: str) -> Iterator[Piece]:
         self._raw = self._raw.partition(text)[2]  # what the parser holds back
-        if self._fresh:
+        if self._only_blanks:
             text = text.lstrip()
         if not text or field not in (_TEXT, *_THOUGHTS):
             return
-        self._fresh = False
+        self._only_blanks = False
         self.answering = field == _TEXT
-        text = self._blanks + text
+        text = self._trailing_blanks + text
         stripped = text.rstrip()
-        self._blanks = text[len(stripped) :]
+        self._trailing_blanks = text[len(stripped) :]
         if stripped:
             yield Text(stripped) if self.answering else Thought(stripped)
 
-    def _calls(self, value: object) -> list[Piece]:
+    def _to_call_pieces(self, value: object) -> list[Piece]:
         """The pieces of these calls; empty if a call can't be parsed or no tools were offered."""
         try:
-            calls = [_call(found) for found in (value if isinstance(value, list) else [value])]
+            calls = [_parse_call(found) for found in (value if isinstance(value, list) else [value])]
         except _UNREADABLE:
             return []
         if not self._tools:
@@ -145,15 +145,15 @@ class TemplateParser:
         numbered = enumerate(calls, first)
         return [piece for at, (name, given) in numbered for piece in (CallStart(at, name), CallArguments(at, given))]
 
-    def _unread(self) -> Text:
+    def _raw_as_text(self) -> Text:
         """All text since the last region or text. Restarts the parser."""
-        text, self._raw, self._blanks = self._blanks + self._raw, "", ""
+        text, self._raw, self._trailing_blanks = self._trailing_blanks + self._raw, "", ""
         self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
-        self.thinking, self._fresh, self.answering = False, False, True
+        self.thinking, self._only_blanks, self.answering = False, False, True
         return Text(text)
 
 
-def _call(value: Any) -> tuple[str, str]:
+def _parse_call(value: Any) -> tuple[str, str]:
     """A call's name, and its arguments as JSON. Raises one of `_UNREADABLE`."""
     function = value["function"]
     name, arguments = function["name"], function.get("arguments") or {}

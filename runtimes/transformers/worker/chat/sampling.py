@@ -48,7 +48,7 @@ class Sampler:
         Their lengths may differ, since some models pad the scores; tokens without a flag are not allowed.
         """
         raw = scores.float().to(self._device)  # the output layer may be on another GPU
-        scores = self._adjusted(raw)
+        scores = self._apply_penalties(raw)
         if allowed is not None:
             allowed = torch.nn.functional.pad(allowed, (0, len(scores) - len(allowed)))
             scores = scores.masked_fill(~allowed.to(self._device), -torch.inf)
@@ -60,9 +60,9 @@ class Sampler:
         self._counts[token] += 1
         if self._seen is not None:
             self._seen = torch.cat([self._seen, torch.tensor([[token]], device=self._device)], -1)
-        return self._described(token, raw)
+        return self._to_token(token, raw)
 
-    def _adjusted(self, scores: torch.Tensor) -> torch.Tensor:
+    def _apply_penalties(self, scores: torch.Tensor) -> torch.Tensor:
         if self._penalty is not None:
             scores = self._penalty(self._seen, scores[None])[0]
         presence, frequency = self._sampling.presence_penalty, self._sampling.frequency_penalty
@@ -74,7 +74,7 @@ class Sampler:
             scores = scores.index_add(0, self._bias[0], self._bias[1].to(scores.dtype))
         return scores
 
-    def _described(self, token: int, scores: torch.Tensor) -> Token:
+    def _to_token(self, token: int, scores: torch.Tensor) -> Token:
         if self._sampling.logprobs is None:
             return Token(token)
         logprobs = torch.log_softmax(scores, -1)

@@ -47,7 +47,7 @@ class Aligner:
         flat = [token for text in texts for token in text]
         if not flat:
             return [[] for _ in texts]
-        times = self._times(states, prefix, flat, max(1, round(duration_s / FRAME_S)))
+        times = self._token_times(states, prefix, flat, max(1, round(duration_s / FRAME_S)))
         found: list[list[Word]] = []
         position = 0
         name = NO_SPACES.get(language or "", NAMES.get(language or "", "english"))
@@ -62,22 +62,28 @@ class Aligner:
             found.append(words)
         return found
 
-    def _times(self, states: torch.Tensor, prefix: Sequence[int], text: Sequence[int], frames: int) -> list[float]:
+    def _token_times(
+        self, states: torch.Tensor, prefix: Sequence[int], text: Sequence[int], frames: int
+    ) -> list[float]:
         """The begin time of each token, and the end time of the last."""
         with torch.inference_mode():
             ids = torch.tensor([[*prefix, *text]], device=states.device)
-            with self._listening() as queries:
+            with self._recording_inputs() as queries:
                 self._model.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False)
-            looks = torch.stack([self._looks(queries[layer], states, layer, head) for layer, head in self._heads])
-            looks = looks[:, :, :frames].softmax(-1)
-            looks = (looks - looks.mean(-2, keepdim=True)) / looks.std(-2, keepdim=True, unbiased=False).clamp(min=1e-9)
-            looks = _median_filter(looks[:, None], self._model.config.median_filter_width)[:, 0]
-            way = looks.mean(0)[len(prefix) - 1 :]
-            rows, columns = _dynamic_time_warping(-way.double().cpu().numpy())
+            scores = torch.stack(
+                [self._attention_scores(queries[layer], states, layer, head) for layer, head in self._heads]
+            )
+            scores = scores[:, :, :frames].softmax(-1)
+            scores = (scores - scores.mean(-2, keepdim=True)) / scores.std(-2, keepdim=True, unbiased=False).clamp(
+                min=1e-9
+            )
+            scores = _median_filter(scores[:, None], self._model.config.median_filter_width)[:, 0]
+            path = scores.mean(0)[len(prefix) - 1 :]
+            rows, columns = _dynamic_time_warping(-path.double().cpu().numpy())
             first = np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)
             return [float(frame) * FRAME_S for frame in columns[first]]
 
-    def _looks(self, hidden: torch.Tensor, states: torch.Tensor, layer: int, head: int) -> torch.Tensor:
+    def _attention_scores(self, hidden: torch.Tensor, states: torch.Tensor, layer: int, head: int) -> torch.Tensor:
         """Attention scores (tokens, frames) of one head, before the softmax."""
         attention = self._model.model.decoder.layers[layer].encoder_attn
         size = attention.head_dim
@@ -86,7 +92,7 @@ class Aligner:
         return query @ attention.k_proj(states)[0, :, part].float().T
 
     @contextmanager
-    def _listening(self) -> Iterator[dict[int, torch.Tensor]]:
+    def _recording_inputs(self) -> Iterator[dict[int, torch.Tensor]]:
         """A context that collects the input of each layer's cross-attention in this thread."""
         own, found = threading.get_ident(), dict[int, torch.Tensor]()
         hooks = []

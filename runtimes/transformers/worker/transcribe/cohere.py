@@ -34,12 +34,12 @@ def load_processor(path: str) -> Any:
     worker. Later versions compute the table with their own function, as is done here.
     """
     module: Any = importlib.import_module("transformers.models.cohere_asr.feature_extraction_cohere_asr")
-    module.librosa = SimpleNamespace(filters=SimpleNamespace(mel=_mel))
+    module.librosa = SimpleNamespace(filters=SimpleNamespace(mel=_mel_filters))
     extractor = module.CohereAsrFeatureExtractor.from_pretrained(path)
     return CohereAsrProcessor(extractor, AutoTokenizer.from_pretrained(path))
 
 
-def _mel(*, sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
+def _mel_filters(*, sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
     return mel_filter_bank(n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm=norm, mel_scale="slaney").T
 
 
@@ -67,9 +67,9 @@ class Cohere(Family):
                 param="language",
                 code="missing_parameter",
             )
-        return SegmentStream(language, self._segments(samples, wanted, language, cancel))
+        return SegmentStream(language, self._transcribe_windows(samples, wanted, language, cancel))
 
-    def _segments(
+    def _transcribe_windows(
         self, samples: Samples, wanted: TranscriptionOptions, language: str, cancel: Cancel
     ) -> Iterator[Segment]:
         blank = ""

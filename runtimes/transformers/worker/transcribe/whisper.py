@@ -79,8 +79,8 @@ class Whisper(Family):
         }
         self._multilingual = bool(getattr(config, "is_multilingual", False)) and bool(self._codes)
         self._tasks: dict[str, int] = getattr(config, "task_to_id", None) or {}
-        self._start, self._end = config.decoder_start_token_id, model.config.eos_token_id
-        self._stamps: int = config.no_timestamps_token_id + 1
+        self._start_token, self._end_token = config.decoder_start_token_id, model.config.eos_token_id
+        self._first_stamp: int = config.no_timestamps_token_id + 1
         self._no_speech = config.no_timestamps_token_id - 1
         self._aligner = Aligner(model, self._tokenizer)
         self.translates = self._multilingual and "translate" in self._tasks
@@ -94,13 +94,13 @@ class Whisper(Family):
         seek = next((at for at in range(0, len(samples), WINDOW) if not is_silent(samples[at : at + WINDOW])), None)
         if seek is None:
             return SegmentStream(wanted.language, iter(()))
-        first = self._encode(samples[seek : seek + WINDOW])
+        first = self._encode_window(samples[seek : seek + WINDOW])
         language = (wanted.language or first.language) if self._multilingual else "en"
         heard = self._multilingual and not wanted.language
-        segments = self._segments(samples, seek, first, wanted, language, cancel)
+        segments = self._transcribe_windows(samples, seek, first, wanted, language, cancel)
         return SegmentStream(language, segments, first.probability if heard else None)
 
-    def _segments(
+    def _transcribe_windows(
         self,
         samples: Samples,
         seek: int,
@@ -109,7 +109,7 @@ class Whisper(Family):
         language: str | None,
         cancel: Cancel,
     ) -> Iterator[Segment]:
-        prompt = self._prompt(wanted.prompt)
+        prompt = self._prompt_ids(wanted.prompt)
         window: _Window | None = first
         while len(samples) - seek >= MIN_SAMPLES:
             cancel.check()
@@ -117,24 +117,24 @@ class Whisper(Family):
             if is_silent(heard):
                 seek += WINDOW
                 continue
-            window = window or self._encode(heard)
-            decoded = self._decode(window, wanted, language, prompt, cancel)
+            window = window or self._encode_window(heard)
+            decoded = self._decode_window(window, wanted, language, prompt, cancel)
             if window.no_speech > NO_SPEECH and decoded.logprob < MIN_LOGPROB:
                 seek += WINDOW
             else:
-                phrases, used_s = self._phrases(decoded.tokens, window.duration_s)
-                yield from self._written(phrases, window, decoded, seek / RATE, wanted, language)
+                phrases, used_s = self._split_phrases(decoded.tokens, window.duration_s)
+                yield from self._to_segments(phrases, window, decoded, seek / RATE, wanted, language)
                 seek += round(used_s * RATE) or WINDOW
             window = None
 
-    def _encode(self, samples: Samples) -> _Window:
+    def _encode_window(self, samples: Samples) -> _Window:
         with torch.inference_mode():
             features = self._processor.feature_extractor(
                 samples, sampling_rate=RATE, return_tensors="pt"
             ).input_features
             features = features.to(self._model.device, self._model.dtype)
             states = self._model.get_encoder()(features).last_hidden_state
-            start = torch.tensor([[self._start]], device=self._model.device)
+            start = torch.tensor([[self._start_token]], device=self._model.device)
             outputs = BaseModelOutput(last_hidden_state=states)
             chances = self._model(encoder_outputs=outputs, decoder_input_ids=start).logits[0, -1].float().softmax(-1)
             spoken = {code: float(chances[token]) for code, token in self._codes.items()}
@@ -142,7 +142,7 @@ class Whisper(Family):
             probability = spoken[language] / sum(spoken.values()) if language is not None else None
             return _Window(states, len(samples) / RATE, float(chances[self._no_speech]), language, probability)
 
-    def _decode(
+    def _decode_window(
         self,
         window: _Window,
         wanted: TranscriptionOptions,
@@ -167,8 +167,8 @@ class Whisper(Family):
                 cancel.check()
                 tokens = output["sequences"][0].tolist()[-len(output["scores"]) :]
                 logprob = mean_logprob(output["scores"], tokens, temperature)
-                tokens = tokens[: tokens.index(self._end)] if self._end in tokens else tokens
-                text = self._text(tokens).strip().encode()
+                tokens = tokens[: tokens.index(self._end_token)] if self._end_token in tokens else tokens
+                text = self._decode_text(tokens).strip().encode()
                 repetition = len(text) / len(zlib.compress(text)) if text else 0.0
                 decoded = _Decoded(tuple(tokens), logprob, repetition, temperature)
                 if (repetition <= MAX_REPETITION and logprob >= MIN_LOGPROB) or (
@@ -183,24 +183,24 @@ class Whisper(Family):
             assert best is not None
             return best
 
-    def _phrases(self, tokens: Sequence[int], duration_s: float) -> tuple[list[_Phrase], float]:
+    def _split_phrases(self, tokens: Sequence[int], duration_s: float) -> tuple[list[_Phrase], float]:
         """The phrases in a window, and the seconds they cover: to its end, or to where an unfinished phrase begins."""
-        is_stamp = [token >= self._stamps for token in tokens]
+        is_stamp = [token >= self._first_stamp for token in tokens]
         ends_alone = is_stamp[-2:] == [False, True]  # no phrase begins after it
         cuts = [at for at in range(1, len(tokens)) if is_stamp[at - 1] and is_stamp[at]]
         if not cuts:
-            last = next((token for token in reversed(tokens) if token > self._stamps), None)
-            end = duration_s if last is None else self._seconds(last)
+            last = next((token for token in reversed(tokens) if token > self._first_stamp), None)
+            end = duration_s if last is None else self._stamp_seconds(last)
             return [_Phrase(0.0, end, tuple(tokens))], duration_s
-        used_s = duration_s if ends_alone else self._seconds(tokens[cuts[-1] - 1])
+        used_s = duration_s if ends_alone else self._stamp_seconds(tokens[cuts[-1] - 1])
         bounds = [0, *cuts, *([len(tokens)] if ends_alone else [])]
         phrases = []
         for first, following in itertools.pairwise(bounds):
-            start = self._seconds(tokens[first]) if is_stamp[first] else 0.0
-            phrases.append(_Phrase(start, self._seconds(tokens[following - 1]), tuple(tokens[first:following])))
+            start = self._stamp_seconds(tokens[first]) if is_stamp[first] else 0.0
+            phrases.append(_Phrase(start, self._stamp_seconds(tokens[following - 1]), tuple(tokens[first:following])))
         return phrases, used_s
 
-    def _written(
+    def _to_segments(
         self,
         phrases: list[_Phrase],
         window: _Window,
@@ -209,19 +209,19 @@ class Whisper(Family):
         wanted: TranscriptionOptions,
         language: str | None,
     ) -> Iterator[Segment]:
-        texts = [[token for token in phrase.tokens if token < self._end] for phrase in phrases]
+        texts = [[token for token in phrase.tokens if token < self._end_token] for phrase in phrases]
         words: list[list[Word]] = [[] for _ in phrases]
         if wanted.words:
-            prefix = [self._start]
+            prefix = [self._start_token]
             if self._multilingual:
                 prefix += [self._codes[language or "en"], self._tasks[wanted.task]]
-            prefix.append(self._stamps - 1)
+            prefix.append(self._first_stamp - 1)
             words = self._aligner.words(window.states, prefix, texts, window.duration_s, begin_s, language)
         for phrase, text, own in zip(phrases, texts, words, strict=True):
             yield Segment(
                 start=begin_s + phrase.start,
                 end=begin_s + phrase.end,
-                text=self._text(text),
+                text=self._decode_text(text),
                 words=tuple(own),
                 tokens=phrase.tokens,
                 avg_logprob=decoded.logprob,
@@ -231,13 +231,15 @@ class Whisper(Family):
                 seek=begin_s,
             )
 
-    def _seconds(self, stamp: int) -> float:
-        return (stamp - self._stamps) * STAMP_S
+    def _stamp_seconds(self, stamp: int) -> float:
+        return (stamp - self._first_stamp) * STAMP_S
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode([token for token in tokens if token < self._end], skip_special_tokens=True))
+    def _decode_text(self, tokens: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode([token for token in tokens if token < self._end_token], skip_special_tokens=True)
+        )
 
-    def _prompt(self, text: str | None) -> torch.Tensor | None:
+    def _prompt_ids(self, text: str | None) -> torch.Tensor | None:
         if not text:
             return None
         try:

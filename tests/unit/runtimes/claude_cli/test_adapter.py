@@ -99,18 +99,18 @@ class TestCall:
 
     def test_one_message(self):
         request = asked(("user", "Hello"))
-        assert options().words(request, FILE) == [sys.executable, "sonnet"]
+        assert options().argv(request, FILE) == [sys.executable, "sonnet"]
         assert options().prompt(request) == "Hello"
 
     def test_a_system_prompt(self):
         request = asked(("system", "A"), ("user", "Hello"), ("developer", "B"), ("user", "again"))
-        assert options().words(request, FILE)[2:] == ["--system-prompt-file", "/private/system.txt"]
+        assert options().argv(request, FILE)[2:] == ["--system-prompt-file", "/private/system.txt"]
         assert request.system == "A\n\nB"
         assert options().prompt(request).endswith("<user>\nHello\n</user>\n<user>\nagain\n</user>")
 
     def test_a_system_prompt_with_the_prompt(self):
         request = asked(("system", "A"), ("user", "Hello"))
-        assert options(system_args=[]).words(request, FILE)[2:] == []
+        assert options(system_args=[]).argv(request, FILE)[2:] == []
         assert options(system_args=[]).prompt(request) == "A\n\nHello"
 
     def test_values_are_not_looked_through(self):

@@ -21,13 +21,13 @@ def read(picture: Image.Image) -> Image.Image:
 @pytest.mark.parametrize(("value", "seen"), [(0, 0), (1 << 14, 64), (65_535, 255)])
 def test_a_grey_of_16_bits_is_that_grey(value, seen):
     grey = read(Image.new("I;16", (2, 2), value))
-    assert pictures.flat(grey).getpixel((0, 0)) == (seen, seen, seen)
+    assert pictures.without_transparency(grey).getpixel((0, 0)) == (seen, seen, seen)
     assert pictures.mask(grey).getpixel((0, 0)) == seen
 
 
 def test_what_is_transparent_is_drawn_anew_and_seen_white():
     clear = read(Image.new("RGBA", (2, 2), (0, 0, 0, 0)))
-    assert pictures.flat(clear).getpixel((0, 0)) == (255, 255, 255)
+    assert pictures.without_transparency(clear).getpixel((0, 0)) == (255, 255, 255)
     assert pictures.mask(clear).getpixel((0, 0)) == 255
 
 
