@@ -37,7 +37,7 @@ class LaunchContext:
     key: str  # per-spawn secret; the worker must refuse requests without it where the runtime can
     devices: tuple[DeviceAssignment, ...]  # several only where `Adapter.gpus` says so, and then only GPUs
     runtimes_dir: Path
-    parts_mib: tuple[int, ...] = ()  # what it may take of each device, where the core decided that
+    parts_mib: tuple[int, ...] = ()  # its share of each device, if the core decided one
 
     def environment(self, runtime: str) -> Path:
         """The path of the runtime's own environment, whether it exists or not.
@@ -79,8 +79,10 @@ class LaunchSpec:
     health: HealthCheck = HealthCheck()
     auth: str | None = None  # value of the Authorization header the proxy sends to this worker
     metrics: str | None = None  # path of the worker's own Prometheus metrics, where it has any
-    patience_s: float = 0.0  # it may be silent for so long, whatever `limits` say
-    progress: str | None = None  # tells how far its requests are: {"requests": {x-request-id: {"step", "steps"}}}
+    patience_s: float = 0.0  # allowed silence in addition to `limits`
+    progress: str | None = (
+        None  # path with the progress of its requests: {"requests": {x-request-id: {"step", "steps"}}}
+    )
     stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
     kill_argv: tuple[str, ...] | None = None  # ends what it runs outside its processes; those then don't own its port
     host: str = "127.0.0.1"
@@ -109,8 +111,8 @@ class Endpoint:
 
     path: str
     method: Literal["POST", "GET"] = "POST"
-    upstream_path: str | None = None  # where it differs from the public path
-    loads: bool = field(default=False, compare=False)  # of a GET: it loads its model, and is a use of it
+    upstream_path: str | None = None  # if it differs from the public path
+    loads: bool = field(default=False, compare=False)  # of a GET: it loads its model, and counts as a use
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
     unsupported_fields: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
     """Pairs of a field and a text. The workers ignore or misread the field if its JSON isn't null and contains the text.
@@ -185,7 +187,7 @@ MADE_FOR: Final[Mapping[str, frozenset[str]]] = {
 
 
 class RuntimeNotInstalledError(Exception):
-    """The runtime's program isn't there; `remedy` is the command that installs it."""
+    """The runtime's program is not installed; `remedy` is the command that installs it."""
 
     def __init__(self, runtime: str, message: str, remedy: str) -> None:
         super().__init__(f"{message} Remedy: {remedy}")
@@ -194,7 +196,7 @@ class RuntimeNotInstalledError(Exception):
 
 
 class ModelUnusableError(Exception):
-    """The model can't be launched as configured (file missing, option the found program lacks); says what to change."""
+    """The model can't be launched as configured (missing file, unsupported option). The message names the change to make."""
 
 
 class Contradiction(str):
@@ -226,13 +228,13 @@ class Adapter(abc.ABC, Generic[C]):
     heeds_max_tokens: ClassVar[bool] = True  # may a chat's answer be cut short?
     overridable_keys: ClassVar[
         tuple[str, ...]
-    ] = ()  # beside vram_mib; never a path, address, program or free arguments, unless the file lists what it may be
-    claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
+    ] = ()  # beside vram_mib; never a path, address, program or free arguments, unless the file lists the allowed values
+    claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → further name==version that the venv claims to have
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
         "min_p": ("min_p",),
         "repetition_penalty": ("repetition_penalty",),
-    }  # parameters beyond OpenAI's → what its workers' chat completions call them; what isn't here they don't have
+    }  # parameter beyond OpenAI's → its names in the workers' chat completions; without an entry: not supported
     config: type[C]
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
@@ -292,7 +294,7 @@ class Adapter(abc.ABC, Generic[C]):
         return 0
 
     def needs_permission(self, config: C) -> bool:
-        """Must a request itself say that it may leave this machine?"""
+        """Must each request allow that it leaves this machine?"""
         return False
 
     def kinds(self, config: C, *, runtimes_dir: Path) -> frozenset[str] | None:
@@ -341,7 +343,7 @@ class Adapter(abc.ABC, Generic[C]):
         return ()
 
     def upstream_model(self, config: C) -> str | None:
-        """The model name the worker insists on; None when it takes any."""
+        """The model name that the worker requires in requests; None: any name."""
         return None
 
     def known_as(self, config: C) -> Collection[str]:
@@ -394,7 +396,7 @@ def _properties(config: type[ModelConfig]) -> Mapping[str, Mapping[str, JsonValu
 
 def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     """The part of a field's schema that limits its values, without `null`, which stands for the default."""
-    choices = [choice for choice in _list(schema.get("anyOf")) if choice != {"type": "null"}]
+    choices = [choice for choice in _as_list(schema.get("anyOf")) if choice != {"type": "null"}]
     if len(choices) == 1 and isinstance(choices[0], dict):
         schema = {**schema, **choices[0]}
     elif choices:
@@ -403,5 +405,5 @@ def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return {key: schema[key] for key in kept if key in schema}
 
 
-def _list(value: JsonValue) -> list[JsonValue]:
+def _as_list(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []

@@ -16,20 +16,20 @@ class DeviceKind:
     """One kind of device. `name` is its name in configuration files and in the API."""
 
     name: str
-    accelerator: str  # what libraries call it: cpu, cuda
+    accelerator: str  # its name in libraries: cpu, cuda
     noun: str  # for people, as the next
     vendor: str = ""
     prefix: str = ""  # the devices are called `prefix` + index; host memory, of which there is one, by its name
     variable: str | None = None  # lists the devices that a process may see
     settings: Mapping[str, str] = field(
         default_factory=dict, hash=False
-    )  # what makes that list mean the same everywhere
+    )  # further variables, so that indices mean the same everywhere
     returns_at_exit: bool = False  # a process's memory is back before its exit can be seen
     takes_whole: bool = False  # never one of several devices that share a model
 
     @property
     def accelerates(self) -> bool:
-        """Is it an accelerator, anything but the processor with its memory?"""
+        """Is it an accelerator: any device except host memory?"""
         return self != HOST
 
     @property
@@ -74,7 +74,7 @@ class DeviceWanted:
     kind: DeviceKind
     index: int | None = None
     uuid: str | None = None
-    budget_mib: int | None = None  # of host memory; None: 80 % of what there is
+    budget_mib: int | None = None  # of host memory; None: 80 % of all
     margin_mib: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""What a request to each of the well-known paths is.
+"""The meaning of requests to well-known paths.
 
 A runtime names its endpoints by path. The well-known paths are listed here with their dialect, their role and the place
 of their prompt; a runtime with a path of its own gives its `Meaning` along.
@@ -15,7 +15,7 @@ Role = Literal["run", "count", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a request is, whatever path it has."""
+    """The meaning of a request, independent of its path."""
 
     role: Role = "other"  # run: the model answers it; count: it asks for the tokens of such a request
     prompt: str | None = None  # the field that holds the system prompt; None: no prompt is rendered
@@ -70,5 +70,5 @@ def aliases_of(path: str) -> tuple[str, ...]:
 
 
 def meaning_of(path: str) -> Meaning:
-    """What a request to a well-known path is, with `/v1` before it or without; OTHER for any other path."""
+    """The meaning of a request to a well-known path, with or without `/v1`; OTHER for any other path."""
     return _KNOWN.get(path.removeprefix("/v1"), OTHER)

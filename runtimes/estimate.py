@@ -22,7 +22,7 @@ class Estimate:
     mib: int
     source: Literal["computed", "file_size"]
     detail: str
-    each_mib: int = 0  # besides, on each further GPU of those that it goes over with `gpus: auto`
+    each_mib: int = 0  # in addition, for each further GPU with `gpus: auto`
     weights_mib: int = field(default=0, compare=False)  # of `mib`
     cache_mib: int = field(default=0, compare=False)  # of `mib`, for keys and values of prompts
 

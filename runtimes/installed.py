@@ -33,13 +33,13 @@ def program(environment: Path) -> Program | None:
     """The program of the environment in this folder; None: no record. Blocks on a small file, once for each of its versions."""
     path = environment / RECORD
     try:
-        return _read(path, path.stat().st_mtime_ns)
+        return _read_record(path, path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, _version: int) -> Program:
+def _read_record(path: Path, _version: int) -> Program:
     record = json.loads(path.read_text(encoding="utf-8"))
     return Program(
         record["device"],

@@ -41,7 +41,7 @@ class Machine:
     cuda: Version | None = None
     vulkan: Vulkan = Vulkan()
 
-    def of(self, vendor: Vendor) -> tuple[Gpu, ...]:
+    def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.gpus if gpu.vendor == vendor)
 
 

@@ -10,8 +10,8 @@ class PromptCache:
     """The prompt cache of a runtime's workers. The defaults describe a worker whose cache never outlives a request."""
 
     is_kept: bool = False  # beginnings of prompts are used again by later requests
-    paths: frozenset[str] = frozenset()  # the worker's paths whose requests take these fields:
-    reuse_field: str | None = None  # true or false: may the request use what is kept?
+    paths: frozenset[str] = frozenset()  # the worker's paths for requests with these fields:
+    reuse_field: str | None = None  # a boolean: may the request use the cache?
     salt_field: str | None = None  # a text: only requests with the same one use each other's prompts
     slots_path: str | None = None  # GET lists the slots; POST `/ID?action=erase` below it erases one's cache
 

@@ -2,8 +2,8 @@
 
 An agent's instructions and tools alone are some 10 000 tokens, so a context of 32 768 is chosen wherever it fits. A larger
 one is chosen where the model leaves half of the device to others even so, a smaller one where there is no room. The choice
-depends on the files and on the size of the device alone, never on what is free: it is the same for every load, and what
-was measured stays valid.
+depends on the files and on the size of the device alone, never on free memory. So the choice is the same for every load, and
+measured footprints stay valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Room:
 
     mib: int
     name: str
-    accelerates: bool = True  # is it a GPU's?
+    accelerates: bool = True  # is it the memory of a GPU?
     is_own: bool = False
 
 
@@ -57,8 +57,8 @@ def contexts(trained: int, most: int = STEPS[0]) -> tuple[int, ...]:
     return (largest, *(step for step in STEPS if step < largest))
 
 
-def choose(sizes: Sequence[Size], room: Room | None, takes: Callable[[Size], int]) -> tuple[Size, str]:
-    """The first size that fits, and why the sizes before it don't; "" for the first. `takes` computes a size's MiB."""
+def choose(sizes: Sequence[Size], room: Room | None, footprint_mib: Callable[[Size], int]) -> tuple[Size, str]:
+    """The first size that fits, and why the sizes before it don't; "" for the first. `footprint_mib` computes a size's MiB."""
     plain = next((size for size in sizes if not size.is_luxury), sizes[-1])
     if room is None:
         return plain, ""
@@ -67,7 +67,7 @@ def choose(sizes: Sequence[Size], room: Room | None, takes: Callable[[Size], int
         sizes = [size for size in sizes if size.context <= ENOUGH] or sizes[-1:]
         why = "a processor would read more for minutes"
     for size in sizes:
-        need, (limit, share) = takes(size), _limit(size, room)
+        need, (limit, share) = footprint_mib(size), _limit(size, room)
         if need <= limit:
             return size, why
         why = f"{size.context} in {size.slots} would take {need} MiB, more than {share} {room.name} ({room.mib} MiB)"

@@ -24,7 +24,7 @@ from pydantic import JsonValue
 from runtimes.base import ModelUnusableError
 from runtimes.shared.regular import open_regular
 
-HEADER_LIMIT: Final = 100 * 1024 * 1024  # what the safetensors format allows
+HEADER_LIMIT: Final = 100 * 1024 * 1024  # the limit of the safetensors format
 JSON_LIMIT: Final = 64 * 1024 * 1024  # the largest files that come with models have some 30 MiB
 INDEX: Final = "model.safetensors.index.json"
 BITS: Final = MappingProxyType(
@@ -38,7 +38,7 @@ VALUE_BYTES: Final = MappingProxyType(
 )
 """Bytes of a value, by the name that configurations give its type."""
 
-_CONVERTED: Final = ("F64", "F32", "F16", "BF16")  # types that are converted when the model is loaded in another
+_CONVERTED_TYPES: Final = ("F64", "F32", "F16", "BF16")  # types that are converted when the model is loaded in another
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Weights:
     tensors: int = 0
 
     @property
-    def exact(self) -> bool:
+    def lists_tensors(self) -> bool:
         """Whether the tensors were listed; if not, only `file_bytes` is known."""
         return bool(self.by_type)
 
@@ -60,12 +60,12 @@ class Weights:
         Floating-point weights are converted; quantised ones, of any other type, stay as stored.
         """
         width = VALUE_BYTES.get(dtype or "")
-        if not self.exact:
+        if not self.lists_tensors:
             return self.file_bytes
         if width is None:
             return sum(self.by_type.values())
         return sum(
-            size * 8 * width // BITS[kind] if kind in _CONVERTED else size for kind, size in self.by_type.items()
+            size * 8 * width // BITS[kind] if kind in _CONVERTED_TYPES else size for kind, size in self.by_type.items()
         )
 
 
@@ -84,7 +84,7 @@ class Config:
                 return value
         return default
 
-    def words(self, name: str) -> tuple[str, ...]:
+    def strings(self, name: str) -> tuple[str, ...]:
         """A list of strings, from the language model's part or the whole; empty if missing."""
         value = self.text.get(name, self.values.get(name))
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
@@ -118,14 +118,14 @@ class Config:
 
     @property
     def takes_images(self) -> bool:
-        """Whether it takes images."""
+        """Does the model take images?"""
         return any(isinstance(self.values.get(name), dict) for name in ("vision_config", "visual")) or (
             isinstance(self.values.get("mm_vision_tower"), str)
         )
 
     @property
     def takes_audio(self) -> bool:
-        """Whether it takes audio."""
+        """Does the model take audio?"""
         if isinstance(self.values.get("audio_config"), dict) or "num_mel_bins" in self.values:
             return True
         return isinstance(self.values.get("thinker_config"), dict)
@@ -177,7 +177,7 @@ def read(path: Path) -> Folder:
 
 
 def require_folder(path: Path) -> None:
-    """Raises ModelUnusableError where there is none, or the system doesn't let us see it."""
+    """Raises ModelUnusableError if the folder is missing, or the system refuses access to it."""
     try:
         is_there = path.is_dir()
     except OSError as error:
@@ -191,7 +191,7 @@ def config(path: Path) -> Config:
     require_folder(path)
     file = path / "config.json"
     try:
-        values = _json(file)
+        values = _load_json(file)
     except OSError as error:
         raise ModelUnusableError(
             f"{file} can't be read: {error.strerror}; is it a Hugging Face model folder?"
@@ -204,7 +204,7 @@ def config(path: Path) -> Config:
 
 
 def config_of(values: Mapping[str, JsonValue]) -> Config:
-    """From a configuration already in memory."""
+    """The `Config` of a configuration that is already in memory."""
     text: Mapping[str, JsonValue] = values
     thinker = values.get("thinker_config")
     for part in (thinker, values):
@@ -232,16 +232,16 @@ def chat_template(path: Path) -> str | None:
 
 
 def template_in(path: Path) -> str | None:
-    """As `Adapter.chat_template` tells it: empty for a folder without one, None where there is no folder."""
+    """The result for `Adapter.chat_template`: empty for a folder without a template, None without a folder."""
     return (chat_template(path) or "") if path.is_dir() else None
 
 
 def weights(path: Path) -> Weights:
     """The folder's tensors: of the files in its index, else of all safetensors files, else the size of PyTorch's files.
 
-    Raises ModelUnusableError without any, or when a file is missing, truncated, or not what its name says.
+    Raises ModelUnusableError without any, or when a file is missing, truncated, or not in the format of its suffix.
     """
-    files = _listed(path) or sorted(
+    files = _indexed_files(path) or sorted(
         file for file in path.glob("*.safetensors") if not file.name.startswith(("consolidated", "adapter_"))
     )
     if files:
@@ -259,7 +259,7 @@ def weights(path: Path) -> Weights:
     return Weights(sum(file.stat().st_size for file in others), {})
 
 
-def _listed(path: Path) -> list[Path]:
+def _indexed_files(path: Path) -> list[Path]:
     """The files of a sharded model; the folder may hold other files too."""
     mapping = json_object(path / INDEX).get("weight_map")
     if not isinstance(mapping, dict):
@@ -295,16 +295,16 @@ def tensor_sizes(file: Path) -> list[tuple[str, int]]:
 
 
 def json_object(file: Path) -> Mapping[str, JsonValue]:
-    """The JSON object in a file of a model; empty without one. Blocks on it."""
+    """The JSON object in a file of a model; empty without one. Blocks on the file."""
     try:
-        value = _json(file)
+        value = _load_json(file)
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _json(file: Path) -> JsonValue:
-    """Raises OSError, ValueError and RecursionError."""
+def _load_json(file: Path) -> JsonValue:
+    """The JSON in a file. Raises OSError, ValueError and RecursionError."""
     with open_regular(file) as stream:
         text = stream.read(JSON_LIMIT + 1)
     if len(text) > JSON_LIMIT:

@@ -76,7 +76,7 @@ def read(folder: Path) -> ModelFile:
     file = folder / NAME
     try:
         with open_regular(file) as stream:
-            return _read(stream, file)
+            return _read_model(stream, file)
     except FileNotFoundError as error:
         hint = ""
         if any(folder.glob("*.safetensors")):
@@ -110,21 +110,21 @@ def with_cuda(spec: LaunchSpec, context: LaunchContext, runtime: str) -> LaunchS
     return dataclasses.replace(spec, library_path=tuple(folders))
 
 
-def _read(stream: BinaryIO, file: Path) -> ModelFile:
-    (version,) = _take(stream, "<I")
+def _read_model(stream: BinaryIO, file: Path) -> ModelFile:
+    (version,) = _unpack(stream, "<I")
     if not 5 <= version <= VERSION:
         raise ModelUnusableError(f"{file} is not a model of CTranslate2 (version {version} instead of {VERSION})")
-    specification = _text(stream)
-    _revision, count = _take(stream, "<II")
+    specification = _read_text(stream)
+    _revision, count = _unpack(stream, "<II")
     if count > MAX_VARIABLES:
         raise ModelUnusableError(f"{file} is not a model of CTranslate2")
     values: dict[int, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for _ in range(count):
-        name = _text(stream)
-        (rank,) = _take(stream, "<B")
-        shapes[name] = _take(stream, f"<{rank}I")
-        kind, size = _take(stream, "<BI")
+        name = _read_text(stream)
+        (rank,) = _unpack(stream, "<B")
+        shapes[name] = _unpack(stream, f"<{rank}I")
+        kind, size = _unpack(stream, "<BI")
         if kind in WEIGHTS and rank:
             values[kind] = values.get(kind, 0) + size // VALUE_BYTES[kind]
         stream.seek(size, 1)
@@ -134,10 +134,10 @@ def _read(stream: BinaryIO, file: Path) -> ModelFile:
     return ModelFile(specification, values, shapes)
 
 
-def _take(stream: BinaryIO, form: str) -> tuple[int, ...]:
+def _unpack(stream: BinaryIO, form: str) -> tuple[int, ...]:
     return struct.unpack(form, stream.read(struct.calcsize(form)))
 
 
-def _text(stream: BinaryIO) -> str:
-    (length,) = _take(stream, "<H")
+def _read_text(stream: BinaryIO) -> str:
+    (length,) = _unpack(stream, "<H")
     return stream.read(length).rstrip(b"\0").decode()

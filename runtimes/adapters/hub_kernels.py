@@ -34,7 +34,7 @@ _VARIANT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What decides which variants an environment can load. None: unknown."""
+    """The facts that decide which variants an environment can load. None: unknown."""
 
     torch: Version | None
     cuda: Version | None

@@ -1,6 +1,6 @@
 """The memory of a language model beside its weights: the cache of each layer, and activations. Computed from config.json.
 
-A *layer cache* is what one layer keeps for a sequence: bytes for each token (perhaps only within a window), or a fixed
+A *layer cache* is the memory of one layer for a sequence: bytes for each token (perhaps only within a window), or a fixed
 state. The formulas follow transformers' configuration classes and vLLM's KV cache specifications: grouped-query attention,
 sliding windows, latent attention (MLA), and hybrids with linear attention or convolutions.
 """
@@ -17,7 +17,7 @@ from runtimes.adapters.checkpoints import Config
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps for a sequence, in bytes: `token` for each (of the last `window`) token, `state` once."""
+    """The cache of one layer for a sequence, in bytes: `token` for each (of the last `window`) token, `state` once."""
 
     token: int = 0
     window: int | None = None
@@ -25,19 +25,19 @@ class LayerCache:
 
 
 def layer_caches(config: Config, *, value_bytes: float = 2, latent: bool = True) -> tuple[LayerCache, ...]:
-    """What each layer keeps for a sequence during generation, with values of `value_bytes`.
+    """The cache of each layer for a sequence during generation, with values of `value_bytes`.
 
     `latent`: models with latent attention (MLA) cache the latent vector, as vLLM does; False: its keys and values, as
     transformers does.
     """
     token, state = _token_bytes(config, value_bytes, latent=latent), _state_bytes(config, value_bytes)
     window = config.number("sliding_window", "attention_chunk_size") or None
-    crossed = config.number("max_source_positions") * token if config.number("decoder_layers") else 0
-    wide = _wide_token_bytes(config, value_bytes) or token
+    cross_attention = config.number("max_source_positions") * token if config.number("decoder_layers") else 0
+    full_token = _full_attention_token_bytes(config, value_bytes) or token
     caches = []
-    for kind in _kinds(config):
+    for kind in _layer_kinds(config):
         if kind == "full":
-            caches.append(LayerCache(wide, state=crossed))
+            caches.append(LayerCache(full_token, state=cross_attention))
         elif kind == "sliding":
             caches.append(LayerCache(token, window))
         elif kind == "linear":
@@ -92,7 +92,7 @@ def _token_bytes(config: Config, value_bytes: float, *, latent: bool) -> int:
     return int(_kv_heads(config) * (width + config.number("v_head_dim", default=width)) * value_bytes)
 
 
-def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
+def _full_attention_token_bytes(config: Config, value_bytes: float) -> int | None:
     """Bytes per token in a full-attention layer, if its heads differ from those of windowed layers (Gemma 4); else None."""
     width = config.number("global_head_dim")
     if not width:
@@ -101,14 +101,14 @@ def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
     return int(2 * width * (heads or _kv_heads(config)) * value_bytes)
 
 
-def _kinds(config: Config) -> tuple[str, ...]:
+def _layer_kinds(config: Config) -> tuple[str, ...]:
     """The kind of each layer: full, sliding, linear, both, or none (no cache)."""
     if pattern := config.text.get("hybrid_override_pattern"):
         return tuple({"M": "linear", "*": "full"}.get(letter, "none") for letter in str(pattern))
     count = config.layers
-    listed = config.words("layer_types") or config.words("layers_block_type")
+    listed = config.strings("layer_types") or config.strings("layers_block_type")
     if listed:
-        return tuple(_kind(name) for name in listed[:count])
+        return tuple(_layer_kind(name) for name in listed[:count])
     if interval := config.number("full_attention_interval"):
         return tuple("linear" if (layer + 1) % interval else "full" for layer in range(count))
     if config.number("mamba_d_state") and config.number("mamba_d_ssm"):
@@ -128,7 +128,7 @@ _PERIOD: Final = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "gemma3n_text"
 """Families whose every n-th layer has full attention although their older configurations don't say so."""
 
 
-def _kind(name: str) -> str:
+def _layer_kind(name: str) -> str:
     if name in ("sliding_attention", "chunked_attention", "local_attention"):
         return "sliding"
     if name in ("full_attention", "attention", "global_attention"):

@@ -48,7 +48,7 @@ def checked_variable(name: str) -> str:
 
 
 class RemoteAdapter(Adapter[C]):
-    """A runtime whose models somebody else runs: no worker, no memory here, no loading, no eviction."""
+    """A runtime with models that somebody else runs: no worker, no memory here, no loading, no eviction."""
 
     remote = True
 

@@ -1,12 +1,12 @@
 """Models on a server that another project makes: one adapter, driven by a description of the server.
 
 A description is two classes. The configuration has the server's options: each key is passed on as the option of its name,
-unless the class says otherwise. The adapter has the facts: where the program is, in which variable it finds its key, what it
-serves, which options follow from the launch. A method stands only where one server differs from all others. Options without
+unless the class says otherwise. The adapter has the facts: the program's path, the variable with its key, its
+endpoints, and the options that follow from the launch. A method exists only where one server differs from all others. Options without
 a key go into `extra_args`.
 
 `FolderServerAdapter` is for servers that load a Hugging Face folder. Its footprint is that of its weights and of a cache for as
-many tokens as llmux lets the server keep, so that the server takes the reserved memory, whoever else is on the device.
+many tokens as llmux lets the server keep, so that the server takes the reserved memory, independent of other users of the device.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ class ServerAdapter(Adapter[C]):
     """The adapter of one server program. The class attributes describe the program."""
 
     program_key: ClassVar[str] = "binary"  # names the program
-    places: ClassVar[tuple[str, ...]]  # where it is else, with {environment} and {config.…}; a bare name: on PATH
-    beside: ClassVar[str] = ""  # what is run instead of the program found there, from the same folder
-    missing: ClassVar[str]  # the sentence where it is nowhere; {…} as in `places`
+    places: ClassVar[tuple[str, ...]]  # paths to look at, with {environment} and {config.…}; a bare name: on PATH
+    sibling_program: ClassVar[str] = ""  # a program in the same folder, run instead of the one found
+    missing: ClassVar[str]  # the message if the program is in none of the `places`; may contain the same {…}
     remedy: ClassVar[str] = ""  # the command that installs it; empty: there is none
     starter: ClassVar[str] = (
         ""  # the module of ours that starts the server in this interpreter, where the program is one
     )
-    key_variable: ClassVar[str] = KEY_VARIABLE  # tells the server its key
-    refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that aren't `env`'s to set → why
+    key_variable: ClassVar[str] = KEY_VARIABLE  # the environment variable with the server's key
+    refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that `env` may not set → the reason
     health: ClassVar[HealthCheck] = HealthCheck("/health")
     metrics: ClassVar[str | None] = "/metrics"
     served_name: ClassVar[str] = ""  # the model's name in requests; empty: any
 
-    def words(self, config: C, program: Path) -> tuple[str, ...]:
+    def command_prefix(self, config: C, program: Path) -> tuple[str, ...]:
         """The command line up to the options. Raises ModelUnusableError."""
         return (str(program), *(("-I", str(BOOTSTRAP), self.starter) if self.starter else ()))
 
@@ -122,7 +122,7 @@ class ServerAdapter(Adapter[C]):
         """Problems of the configuration, beside options and variables that only llmux sets. Part of `check`."""
         yield from ()
 
-    def find(self, config: C, environment: Path = NOWHERE) -> Path:
+    def find_program(self, config: C, environment: Path = NOWHERE) -> Path:
         """The path of the program: configured, or else found. Raises RuntimeNotInstalledError or ModelUnusableError."""
         configured: Path | None = getattr(config, self.program_key)
         if configured is not None:
@@ -132,7 +132,7 @@ class ServerAdapter(Adapter[C]):
         for place in self.places:
             if (found := shutil.which(place.format(config=config, environment=environment))) is not None:
                 program = Path(found).absolute()
-                program = program.with_name(self.beside or program.name)
+                program = program.with_name(self.sibling_program or program.name)
                 if program.exists():
                     return program
         missing = self.missing.format(config=config, environment=environment)
@@ -141,7 +141,7 @@ class ServerAdapter(Adapter[C]):
     def program_problems(self, config: C) -> Iterator[str]:
         """The problem of a configured program that can't be run, or of a missing program that no command installs."""
         try:
-            self.find(config)
+            self.find_program(config)
         except ModelUnusableError as error:
             yield str(error)
         except RuntimeNotInstalledError:
@@ -149,7 +149,7 @@ class ServerAdapter(Adapter[C]):
 
     def command(self, program: Path, config: C, values: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """The whole command line, with these values of its options."""
-        return (*self.words(config, program), *command_line(config.flags(), values), *config.extra_args)
+        return (*self.command_prefix(config, program), *command_line(config.flags(), values), *config.extra_args)
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
         """The server's own `problems`, then options and variables that only llmux sets."""
@@ -165,7 +165,7 @@ class ServerAdapter(Adapter[C]):
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """How to start the server. Raises RuntimeNotInstalledError or ModelUnusableError."""
-        program = self.find(config, context.environment(self.name))
+        program = self.find_program(config, context.environment(self.name))
         if context.device.kind.takes_whole:
             config = config.model_copy(update={"gpus": 1})
         values = {**self.settings(config, context), "host": context.host, "port": context.port}
@@ -208,8 +208,8 @@ class FolderServerAdapter(ServerAdapter[F]):
     """A server of language models, each of which is a Hugging Face folder."""
 
     context_key: ClassVar[str]  # tokens of one request
-    requests_key: ClassVar[str]  # how many it works on at once
-    program_mib: ClassVar[int] = 0  # what it takes beside the model: an estimate until the worker was measured
+    requests_key: ClassVar[str]  # the number of concurrent requests
+    program_mib: ClassVar[int] = 0  # memory beside the model: an estimate until a worker was measured
 
     def tokens(self, config: F) -> int | None:
         """The cache size in tokens, for all requests together; None: the configuration doesn't determine it."""
@@ -226,13 +226,13 @@ class FolderServerAdapter(ServerAdapter[F]):
     def problems(self, config: F) -> Iterator[str]:
         """The problem of a folder without a model."""
         try:
-            _folder(config)
+            _read_folder(config)
         except ModelUnusableError as error:
             yield str(error)
 
     def launch(self, config: F, context: LaunchContext) -> LaunchSpec:
         """How to start the server. Raises RuntimeNotInstalledError or ModelUnusableError."""
-        _folder(config)
+        _read_folder(config)
         return super().launch(config, context)
 
     def estimate(self, config: F) -> Estimate | None:
@@ -240,7 +240,7 @@ class FolderServerAdapter(ServerAdapter[F]):
         if (tokens := self.tokens(config)) is None:
             return None
         try:
-            found = _folder(config)
+            found = _read_folder(config)
         except ModelUnusableError:
             return None
         parts = {
@@ -253,7 +253,7 @@ class FolderServerAdapter(ServerAdapter[F]):
 
     def context(self, config: F) -> int:
         """Tokens of one request: as configured, else the model's own limit, but at most USUAL_CONTEXT."""
-        described = _described(config)
+        described = _read_config(config)
         trained = described.context if described is not None else None
         return getattr(config, self.context_key) or min(trained or USUAL_CONTEXT, USUAL_CONTEXT)
 
@@ -279,8 +279,8 @@ class FolderServerAdapter(ServerAdapter[F]):
         return checkpoints.template_in(config.path)
 
     def inputs(self, config: F) -> frozenset[Modality] | None:
-        """From the model's config.json, and what the configuration adds."""
-        if (described := _described(config)) is None:
+        """From the model's config.json, and the configured modalities."""
+        if (described := _read_config(config)) is None:
             return super().inputs(config)
         return frozenset({*config.modalities, "text", *(("image",) if described.takes_images else ())})
 
@@ -308,14 +308,14 @@ def option_problems(config: ServerConfig) -> Iterator[str]:
         yield Contradiction(f"extra_args: {problem}")
 
 
-def _folder(config: FolderServerConfig) -> checkpoints.Folder:
+def _read_folder(config: FolderServerConfig) -> checkpoints.Folder:
     try:
         return checkpoints.read(config.path)
     except ModelUnusableError as error:
         raise ModelUnusableError(f"path: {error}") from error
 
 
-def _described(config: FolderServerConfig) -> Config | None:
+def _read_config(config: FolderServerConfig) -> Config | None:
     with contextlib.suppress(ModelUnusableError):
         return checkpoints.config(config.path)
     return None

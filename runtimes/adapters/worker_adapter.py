@@ -53,7 +53,7 @@ C = TypeVar("C", bound=WorkerConfig)
 
 
 class WorkerAdapter(Adapter[C]):
-    """One runtime whose worker is the program `program`."""
+    """A runtime with one worker program, `program`."""
 
     program: ClassVar[str]
 

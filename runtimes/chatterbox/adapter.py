@@ -105,7 +105,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     def estimate(self, config: ChatterboxConfig) -> Estimate | None:
         """The weights by the files' headers (or sizes), the work on a long sentence, and the program."""
         try:
-            size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
+            size = sum(_weight_bytes(config.path / name) for name in WEIGHTS[config.variant])
         except (ModelUnusableError, OSError):
             return None
         return Estimate.of({"weights": size, "one sentence": WORK_MIB * MIB, "program": PROGRAM_MIB * MIB})
@@ -115,7 +115,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
 
 
-def _bytes(file: Path) -> int:
+def _weight_bytes(file: Path) -> int:
     if file.suffix == ".safetensors":
         return sum(size for _, size in checkpoints.tensor_sizes(file))
     return file.stat().st_size
@@ -138,11 +138,11 @@ def _problems(config: ChatterboxConfig) -> Iterator[str]:
         yield f"path: {config.path} lacks {', '.join(missing)}, which variant {config.variant} is made of"
     if config.voices is not None and not config.voices.is_dir():
         yield f"voices: {config.voices}: there is no such folder"
-    voiced = voices.voice_names(config.path, config.voices, {})
-    if not voiced:
+    voice_names = voices.voice_names(config.path, config.voices, {})
+    if not voice_names:
         yield "voices: there is no voice: name a folder with at least one clip (the checkpoint has none of its own)"
         return
     named = {f"voice_aliases: {alias}": voice for alias, voice in config.voice_aliases.items()}
     for key, voice in {"default_voice": config.default_voice, **named}.items():
-        if voice is not None and voice not in voiced:
-            yield f"{key}: there is no voice {voice!r}; there are {', '.join(voiced)}"
+        if voice is not None and voice not in voice_names:
+            yield f"{key}: there is no voice {voice!r}; there are {', '.join(voice_names)}"

@@ -24,7 +24,7 @@ from runtimes.base import Adapter, Capabilities, Endpoint, LaunchContext, Launch
 from runtimes.model_config import Modality, ModelConfig
 
 CHAT: Final = "/v1/chat/completions"
-CLEANUP_S: Final = 30.0  # for what a request left, before the next has its place
+CLEANUP_S: Final = 30.0  # to clean up after a request, before the next one starts
 PLACEHOLDERS: Final = ("model", "system_file")
 CLAUDE: Final = (
     *("claude", "--print", "--output-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -123,7 +123,7 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
     def check(self, config: ClaudeCliConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """The problem of a missing program. Variables aren't checked: only the daemon's environment counts."""
         try:
-            _program(config)
+            _find_program(config)
         except ModelUnusableError as error:
             return (str(error),)
         return ()
@@ -136,7 +136,7 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
                 f"pass_env: the environment variable {missing[0]}, which its program needs, is not set for llmux"
             )
         options: dict[str, JsonValue] = {
-            "command": [_program(config), *config.command[1:]],
+            "command": [_find_program(config), *config.command[1:]],
             "system_args": [*config.system_args],
             "output": config.output,
             "upstream_model": config.upstream_model,
@@ -183,7 +183,7 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
         return Capabilities(modalities=("text",), tools=False, multi_turn=True)
 
 
-def _program(config: ClaudeCliConfig) -> str:
+def _find_program(config: ClaudeCliConfig) -> str:
     """The program's full path. Raises ModelUnusableError."""
     name = config.command[0]
     found = shutil.which(name, path=config.env.get("PATH")) if "/" not in name else _executable(Path(name))

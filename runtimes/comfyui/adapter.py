@@ -104,7 +104,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
         """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return replace(super().launch(config, context), progress="/progress")
 
-    def words(self, config: ComfyConfig, program: Path) -> tuple[str, ...]:
+    def command_prefix(self, config: ComfyConfig, program: Path) -> tuple[str, ...]:
         """ComfyUI's interpreter, and the checkout's main.py."""
         return (str(program), str(config.folder.absolute() / "main.py"))
 
@@ -116,7 +116,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
             "preview_method": "auto",
         }
         return {
-            "argv": [*self.command(self.find(config), config, values)],
+            "argv": [*self.command(self.find_program(config), config, values)],
             "workflow": str(config.workflow.absolute()),
             "inputs": dict(config.inputs),
             "max_pixels": config.max_pixels,
@@ -124,7 +124,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
 
     def endpoints(self, config: ComfyConfig) -> frozenset[Endpoint]:
         """Edits where the workflow takes a picture, else generations."""
-        found = _workflow(config)
+        found = _read_workflow(config)
         if found is None:
             return self.all_endpoints
         return frozenset({_EDITS if found.takes_picture else _GENERATIONS})
@@ -140,7 +140,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
 
     def weights(self, config: ComfyConfig) -> tuple[Path, ...]:
         """The files that the workflow names, in the folders of ComfyUI's models."""
-        found = _workflow(config)
+        found = _read_workflow(config)
         if found is None:
             return ()
         values = (value for node in found.nodes.values() for value in node["inputs"].values())
@@ -150,7 +150,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
 
     def inputs(self, config: ComfyConfig) -> frozenset[Modality]:
         """Text, and a picture where the workflow takes one."""
-        found = _workflow(config)
+        found = _read_workflow(config)
         return frozenset({"text", "image"} if found is not None and found.takes_picture else {"text"})
 
     def capabilities(self, config: ComfyConfig) -> Capabilities:
@@ -159,7 +159,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
         return Capabilities(modalities=pictures, tools=False, thinking=False, multi_turn=False)
 
 
-def _workflow(config: ComfyConfig) -> Workflow | None:
+def _read_workflow(config: ComfyConfig) -> Workflow | None:
     try:
         return workflow.read(config.workflow, config.inputs)
     except WorkflowError:

@@ -56,7 +56,7 @@ DEFAULT_ENDPOINTS: Final = (
 _DASHES: Final = ("–", "—", "−")
 _CURLY: Final = ("“", "”", "„", "‘", "’")
 _PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
-_NO_WORD = (
+_COMMENTS = (
     re.compile(  # comments, and line breaks that are escaped; shlex would take a # inside of a word for a comment
         r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL
     )
@@ -67,7 +67,7 @@ _FIXED_PORT = re.compile(
 _ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
 
 
-def _endpoint(text: str, loads: bool | None = None) -> Endpoint:
+def _parse_endpoint(text: str, loads: bool | None = None) -> Endpoint:
     """The endpoint that this text describes. Raises ValueError with the expected form."""
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None:
@@ -82,11 +82,11 @@ def _endpoint(text: str, loads: bool | None = None) -> Endpoint:
 
 
 def _checked_endpoint(text: str) -> str:
-    _endpoint(text)
+    _parse_endpoint(text)
     return text
 
 
-def _unknown(word: str) -> Iterator[str]:
+def _unknown_placeholders(word: str) -> Iterator[str]:
     for match in _PLACEHOLDER.finditer(word):
         if match["open"]:
             yield "${ without its }"
@@ -94,28 +94,28 @@ def _unknown(word: str) -> Iterator[str]:
             yield match[0]
 
 
-def _split(command: list[str] | str) -> list[str]:
+def _split_words(command: list[str] | str) -> list[str]:
     """The command's words; a text is split as a shell would split it. Raises ValueError for an open quote."""
     if not isinstance(command, str):
         return command
-    return shlex.split(_NO_WORD.sub(lambda found: found["kept"] or "", command))
+    return shlex.split(_COMMENTS.sub(lambda found: found["kept"] or "", command))
 
 
 def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
     """Raises ValueError for a command that can't be split or has unknown placeholders."""
     if value is None:
         return None
-    words = _split(value)
+    words = _split_words(value)
     if not words or not words[0]:
         raise ValueError("the command is empty")
     for word in words:
-        if (trouble := _mistyped(word)) is not None:
+        if (trouble := _typographic_problem(word)) is not None:
             raise ValueError(trouble)
         _checked_word(word)
     return value
 
 
-def _mistyped(word: str) -> str | None:
+def _typographic_problem(word: str) -> str | None:
     """The problem of a word with typographic characters, which a word processor or web page put in; None: no problem."""
     if "\u00a0" in word:
         return "a non-breaking space (U+00A0) joins what should be two words: type a plain space"
@@ -127,7 +127,7 @@ def _mistyped(word: str) -> str | None:
 
 
 def _checked_word(word: str) -> str:
-    if unknown := list(dict.fromkeys(_unknown(word))):
+    if unknown := list(dict.fromkeys(_unknown_placeholders(word))):
         known = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
         raise ValueError(f"{', '.join(unknown)}: not a placeholder; there are {known}, and $${{ for a plain ${{")
     return word
@@ -208,15 +208,18 @@ class CommandAdapter(Adapter[CommandConfig]):
             "model": context.model,
             "parts": ",".join(map(str, context.parts_mib)),
         }
-        cmd, kill_cmd = _filled(config.cmd, values), _filled(config.kill_cmd, values) if config.kill_cmd else None
+        cmd, kill_cmd = (
+            _fill_words(config.cmd, values),
+            _fill_words(config.kill_cmd, values) if config.kill_cmd else None,
+        )
         if containers.is_container(cmd):
             name = f"llmux-{re.sub(r'[^A-Za-z0-9_.-]', '-', context.model)}-{context.port}"
-            cmd, remove = containers.prepared(cmd, name, context.host)
+            cmd, remove = containers.prepare(cmd, name, context.host)
             kill_cmd = kill_cmd or remove
         return LaunchSpec(
-            argv=_runnable("cmd", cmd, config),
+            argv=_with_full_path("cmd", cmd, config),
             env={
-                **{name: _filled_word(value, values) for name, value in config.env.items()},
+                **{name: _fill_word(value, values) for name, value in config.env.items()},
                 **context.device_environment(),
                 **({KEY_VARIABLE: context.key} if config.auth == "bearer" else {}),
             },
@@ -224,15 +227,17 @@ class CommandAdapter(Adapter[CommandConfig]):
             library_path=tuple(map(str, config.library_path)),
             health=HealthCheck(config.health_path),
             auth=f"Bearer {context.key}" if config.auth == "bearer" else None,
-            stop_argv=_runnable("stop_cmd", _filled(config.stop_cmd, values), config) if config.stop_cmd else None,
-            kill_argv=_runnable("kill_cmd", kill_cmd, config) if kill_cmd else None,
+            stop_argv=_with_full_path("stop_cmd", _fill_words(config.stop_cmd, values), config)
+            if config.stop_cmd
+            else None,
+            kill_argv=_with_full_path("kill_cmd", kill_cmd, config) if kill_cmd else None,
             host=context.host,
             port=context.port,
         )
 
     def endpoints(self, config: CommandConfig) -> frozenset[Endpoint]:
         """The endpoints that the configuration lists."""
-        return frozenset(_endpoint(text, config.loads) for text in config.endpoints)
+        return frozenset(_parse_endpoint(text, config.loads) for text in config.endpoints)
 
     def estimate(self, config: CommandConfig) -> Estimate | None:
         """The size of `files` plus a third; None without `files`."""
@@ -249,7 +254,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def needs_set_uid(self, config: CommandConfig) -> bool:
         """Rootless podman needs set-UID programs, to map users in a container."""
-        words = _filled(config.cmd, _SAMPLE)
+        words = _fill_words(config.cmd, _SAMPLE)
         return containers.is_container(words) and PurePath(words[0]).name == "podman" and os.geteuid() != 0
 
     def prompt_cache(self, config: CommandConfig) -> None:
@@ -264,16 +269,16 @@ class CommandAdapter(Adapter[CommandConfig]):
         return config.upstream_model
 
 
-def _filled(command: list[str] | str, values: Mapping[str, str]) -> list[str]:
-    words = _split(command)
-    return [_filled_word(word, values) for word in words]
+def _fill_words(command: list[str] | str, values: Mapping[str, str]) -> list[str]:
+    words = _split_words(command)
+    return [_fill_word(word, values) for word in words]
 
 
-def _filled_word(word: str, values: Mapping[str, str]) -> str:
+def _fill_word(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: "${" if match["escaped"] else values[match["name"]], word)
 
 
-def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, ...]:
+def _with_full_path(key: str, words: list[str], config: CommandConfig) -> tuple[str, ...]:
     """The command with its program's full path: a bare name is searched in PATH (of `env`, if set), another starts at `cwd`."""
     if "/" in words[0]:
         path = ((config.cwd or Path()) / words[0]).absolute()
@@ -287,7 +292,7 @@ def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, .
 
 def _port_problem(config: CommandConfig) -> str | None:
     """Why the program can't know its port; None: cmd or env has the placeholder."""
-    words = _split(config.cmd)
+    words = _split_words(config.cmd)
     if any(match["name"] == "port" for word in (*words, *config.env.values()) for match in _PLACEHOLDER.finditer(word)):
         return None
     fixed = _FIXED_PORT.search(" ".join(words))
@@ -300,13 +305,13 @@ def _port_problem(config: CommandConfig) -> str | None:
 def _problems(config: CommandConfig) -> Iterator[str]:
     if (problem := _port_problem(config)) is not None:
         yield Contradiction(problem)
-    words = _filled(config.cmd, _SAMPLE)
+    words = _fill_words(config.cmd, _SAMPLE)
     if containers.is_container(words):
         yield from (Contradiction(f"cmd: {problem}") for problem in containers.problems(words, _SAMPLE["port"]))
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:
-                _runnable(key, _filled(command, _SAMPLE), config)
+                _with_full_path(key, _fill_words(command, _SAMPLE), config)
         except ModelUnusableError as error:
             yield str(error)
     if config.cwd is not None and not config.cwd.is_dir():

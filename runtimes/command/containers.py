@@ -46,7 +46,7 @@ _GLOBAL_SWITCHES: Final = frozenset(
     {"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--syslog", "--debug-full"}
 )
 _SHORT_SWITCHES: Final = re.compile(r"-[ditPq]+")
-_ON: Final = frozenset({"", "1", "t", "T", "true", "True", "TRUE"})
+_TRUE_VALUES: Final = frozenset({"", "1", "t", "T", "true", "True", "TRUE"})
 """The values that turn a switch on."""
 _DETACHED: Final = ("-d", "--detach")
 _PUBLISH: Final = ("-p", "--publish")
@@ -97,7 +97,7 @@ def options(words: Sequence[str]) -> Iterator[Option]:
 
 
 def _is_on(words: Sequence[str], switch: Sequence[str]) -> bool:
-    return any(option.name in switch and option.value in _ON for option in options(words))
+    return any(option.name in switch and option.value in _TRUE_VALUES for option in options(words))
 
 
 def problems(words: Sequence[str], port: str) -> Iterator[str]:
@@ -115,13 +115,13 @@ def problems(words: Sequence[str], port: str) -> Iterator[str]:
         yield "no -p publishes the port that llmux asks: write -p ${port}:8080, with the port inside the container after the colon"
 
 
-def _published(value: str, host: str) -> str:
+def _with_address(value: str, host: str) -> str:
     """`[[address:][port]:]container port`, with this address if the value has none or an empty one."""
     *address, port, inner = ["", *value.rsplit(":", 2)][-3:]
     return value if any(address) else f"{host}:{port}:{inner}"
 
 
-def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], list[str]]:
+def prepare(words: Sequence[str], name: str, host: str) -> tuple[list[str], list[str]]:
     """The command with its container named and its ports published on `host`, and the command that removes the container.
 
     `name`: for a container without a name. Everything else stays as configured.
@@ -133,7 +133,7 @@ def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], lis
         if option.name == "--name":
             given = option.value
         elif option.name in _PUBLISH and option.value:
-            command[option.word] = words[option.word][: option.offset] + _published(option.value, host)
+            command[option.word] = words[option.word][: option.offset] + _with_address(option.value, host)
     if given is None:
         command[run + 1 : run + 1] = ["--name", name]
     return command, [*words[:run], "rm", "--force", given or name]

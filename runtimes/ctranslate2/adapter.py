@@ -189,8 +189,8 @@ def _footprint(config: CTranslate2Config, model: ModelFile) -> Estimate:
     width = ctranslate2_models.value_bytes(config.compute_type, model, config.devices)
     kept = 2 if config.compute_type in HALVES and width != 4 else 4
     context = _context(config, model)
-    queries, keys = _heads(model)
-    layers, size, inner = model.layers("decoder"), _width(model), _widest(model)
+    queries, keys = _attention_sizes(model)
+    layers, size, inner = model.layers("decoder"), _residual_width(model), _widest_layer(model)
     sides = 1 if KINDS[model.specification] == "generator" else 2
     cache = (layers + 1) * 2 * keys * kept * context * config.beam_size * sides
     work = context * (3 * size + queries + 2 * keys + 2 * inner + context * max(1, queries // _HEAD)) * kept
@@ -208,17 +208,17 @@ def _footprint(config: CTranslate2Config, model: ModelFile) -> Estimate:
 _HEAD: Final = 64  # values of a head, as in nearly all models; the file doesn't tell
 
 
-def _heads(model: ModelFile) -> tuple[int, int]:
+def _attention_sizes(model: ModelFile) -> tuple[int, int]:
     """For one token in one layer: the number of values in all queries, and in all keys."""
     place = "decoder/layer_0/self_attention"
     queries = model.shapes.get(f"{place}/linear_1/weight", (0, 0))[-1]
-    whole = model.shapes.get(f"{place}/linear_0/weight", (3 * queries,))[0]
-    return queries, max(0, whole - queries) // 2
+    fused = model.shapes.get(f"{place}/linear_0/weight", (3 * queries,))[0]
+    return queries, max(0, fused - queries) // 2
 
 
-def _width(model: ModelFile) -> int:
+def _residual_width(model: ModelFile) -> int:
     return model.shapes.get("decoder/layer_0/self_attention/linear_1/weight", (0,))[0]
 
 
-def _widest(model: ModelFile) -> int:
+def _widest_layer(model: ModelFile) -> int:
     return max((shape[0] for name, shape in model.shapes.items() if "/ffn/linear_0/weight" in name), default=0)

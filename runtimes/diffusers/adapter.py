@@ -27,7 +27,7 @@ INDEX: Final = "model_index.json"
 LIBRARIES: Final = frozenset({"diffusers", "transformers", "stable_diffusion"})
 SAFETY: Final = ("safety_checker", "feature_extractor")
 LEAST_PIXELS: Final = 1024 * 1024  # of `max_pixels` unless configured
-TILE_PIXELS: Final = 512 * 512  # what the decoder computes at once with `vae_tiling`
+TILE_PIXELS: Final = 512 * 512  # pixels that the decoder computes at once with `vae_tiling`
 FLOW: Final = "FlowMatch"
 
 Stored = Literal["float32", "float16", "bfloat16"]
@@ -126,7 +126,7 @@ class Pipeline:
     @property
     def scale(self) -> int:
         """The side in pixels of one latent point."""
-        return 1 << (len(_numbers(self.described("vae"), "block_out_channels", 4)) - 1)
+        return 1 << (len(_integers(self.described("vae"), "block_out_channels", 4)) - 1)
 
 
 class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
@@ -161,7 +161,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
 
     def options(self, config: DiffusersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """The worker's own settings. Raises ModelUnusableError where `check` finds a problem, or the device lacks support."""
-        kind, pipeline = context.device.kind, _read(config.path)
+        kind, pipeline = context.device.kind, _read_pipeline(config.path)
         if config.offload != "none" and not kind.accelerates:
             raise ModelUnusableError(f"offload: {config.offload} moves parts off a GPU, and this worker has none")
         return {
@@ -186,40 +186,40 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
     def weights(self, config: DiffusersConfig) -> tuple[Path, ...]:
         """The weight files of all parts that the worker loads."""
         try:
-            pipeline = _read(config.path)
+            pipeline = _read_pipeline(config.path)
         except ModelUnusableError:
             return ()
-        return tuple(file for part in _loaded(config, pipeline) for file in _files(config, pipeline, part))
+        return tuple(file for part in _loaded_parts(config, pipeline) for file in _weight_files(config, pipeline, part))
 
     def estimate(self, config: DiffusersConfig) -> Estimate | None:
         """From the files' headers and the configurations of decoder and network; None: these don't suffice."""
         try:
-            pipeline = _read(config.path)
-            parts = {part: _weight_bytes(config, pipeline, part) for part in _loaded(config, pipeline)}
+            pipeline = _read_pipeline(config.path)
+            parts = {part: _weight_bytes(config, pipeline, part) for part in _loaded_parts(config, pipeline)}
         except ModelUnusableError:
             return None
         pixels = _max_pixels(config, pipeline)
         resident = sum(parts.values())
         if config.offload != "none":
             resident = max(parts.values(), default=0)
-        each = _activation_bytes(config, pipeline, pixels) + PROGRAM_MIB * MIB
+        per_gpu = _activation_bytes(config, pipeline, pixels) + PROGRAM_MIB * MIB
         sizes = {
             "weights": resident,
             "activations": _activation_bytes(config, pipeline, pixels) * config.equal_gpus,
             "program": PROGRAM_MIB * MIB * config.equal_gpus,
         }
-        return Estimate.of(sizes, f"{pipeline.name}, pictures of {pixels} pixels", each=each)
+        return Estimate.of(sizes, f"{pipeline.name}, pictures of {pixels} pixels", each=per_gpu)
 
     def capabilities(self, config: DiffusersConfig) -> Capabilities:
         """The model takes text, and pictures to change."""
         try:
-            architecture = _read(config.path).name
+            architecture = _read_pipeline(config.path).name
         except ModelUnusableError:
             architecture = None
         return Capabilities(("text", "image"), tools=False, thinking=False, multi_turn=False, architecture=architecture)
 
 
-def _read(path: Path) -> Pipeline:
+def _read_pipeline(path: Path) -> Pipeline:
     """Read the pipeline in this folder. Raises ModelUnusableError."""
     if path.is_file():
         raise ModelUnusableError(
@@ -247,13 +247,13 @@ def _read(path: Path) -> Pipeline:
     return Pipeline(path, name, parts)
 
 
-def _loaded(config: DiffusersConfig, pipeline: Pipeline) -> list[str]:
+def _loaded_parts(config: DiffusersConfig, pipeline: Pipeline) -> list[str]:
     """The parts with weights."""
     skipped = () if config.safety_checker else SAFETY
     return [part for part in pipeline.parts if part not in skipped and (pipeline.path / part / "config.json").is_file()]
 
 
-def _files(config: DiffusersConfig, pipeline: Pipeline, part: str) -> list[Path]:
+def _weight_files(config: DiffusersConfig, pipeline: Pipeline, part: str) -> list[Path]:
     """The part's weight files: those of the configured variant, else those without a variant."""
     found = sorted((pipeline.path / part).glob("*.safetensors"))
     plain = [file for file in found if re.fullmatch(r"[^.]+\.safetensors", file.name)]
@@ -266,7 +266,7 @@ def _files(config: DiffusersConfig, pipeline: Pipeline, part: str) -> list[Path]
 def _weight_bytes(config: DiffusersConfig, pipeline: Pipeline, part: str) -> int:
     """The part's weights in bytes, once loaded. Raises ModelUnusableError."""
     by_type: dict[str, int] = {}
-    for file in _files(config, pipeline, part):
+    for file in _weight_files(config, pipeline, part):
         for kind, size in checkpoints.tensor_sizes(file):
             by_type[kind] = by_type.get(kind, 0) + size
     return checkpoints.Weights(0, by_type).bytes_as(None if config.dtype == "auto" else config.dtype) if by_type else 0
@@ -276,7 +276,7 @@ def _stored_dtype(config: DiffusersConfig, pipeline: Pipeline) -> Stored | None:
     """The stored type of most values in the denoising network; None: no plain type, so the type of the computation counts."""
     sizes: dict[str, int] = {}
     for part in ("transformer", "unet"):
-        for file in _files(config, pipeline, part) if part in pipeline.parts else ():
+        for file in _weight_files(config, pipeline, part) if part in pipeline.parts else ():
             for kind, size in checkpoints.tensor_sizes(file):
                 sizes[kind] = sizes.get(kind, 0) + size
     return PLAIN.get(max(sizes, key=sizes.__getitem__, default=""))
@@ -295,7 +295,7 @@ def _activation_bytes(config: DiffusersConfig, pipeline: Pipeline, pixels: int) 
     """
     width = _value_bytes(config, pipeline)
     vae = pipeline.described("vae")
-    channels = _numbers(vae, "block_out_channels", 4)
+    channels = _integers(vae, "block_out_channels", 4)
     decoder_width = 4 if vae.get("force_upcast") else width
     decoded = min(pixels, TILE_PIXELS) if config.vae_tiling else pixels
     decoder = decoded * decoder_width * 5 * sum(channels[:2]) // 2
@@ -305,14 +305,14 @@ def _activation_bytes(config: DiffusersConfig, pipeline: Pipeline, pixels: int) 
         heads, size = network.get("num_attention_heads"), network.get("attention_head_dim")
         inner = heads * size if isinstance(heads, int) and isinstance(size, int) else 3072
         return max(decoder, latents // 4 * inner * width * 24)
-    return max(decoder, 2 * latents * _numbers(network, "block_out_channels", 4)[0] * width * 24)
+    return max(decoder, 2 * latents * _integers(network, "block_out_channels", 4)[0] * width * 24)
 
 
 def _max_pixels(config: DiffusersConfig, pipeline: Pipeline) -> int:
     return config.max_pixels or max(LEAST_PIXELS, pipeline.native_pixels() * 3 // 2)
 
 
-def _numbers(values: Mapping[str, JsonValue], name: str, count: int) -> list[int]:
+def _integers(values: Mapping[str, JsonValue], name: str, count: int) -> list[int]:
     """A list of integers in a configuration; if missing, the list of Stable Diffusion."""
     found = values.get(name)
     numbers = [value for value in found if isinstance(value, int)] if isinstance(found, list) else []
@@ -321,11 +321,11 @@ def _numbers(values: Mapping[str, JsonValue], name: str, count: int) -> list[int
 
 def _problems(config: DiffusersConfig) -> Iterator[str]:
     try:
-        pipeline = _read(config.path)
-        for part in _loaded(config, pipeline):
-            if not _files(config, pipeline, part):
+        pipeline = _read_pipeline(config.path)
+        for part in _loaded_parts(config, pipeline):
+            if not _weight_files(config, pipeline, part):
                 yield f"path: {config.path / part} has no weights (*.safetensors); other formats may hold code, and are never read"
-            for file in _files(config, pipeline, part):
+            for file in _weight_files(config, pipeline, part):
                 checkpoints.tensor_sizes(file)
     except ModelUnusableError as error:
         yield f"path: {error}"

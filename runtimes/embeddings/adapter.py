@@ -25,7 +25,7 @@ Task = Literal["embed", "rerank"]
 SEEING: Final = ("CLIPModel", "SiglipModel", "Siglip2Model")
 """The architectures of type `vision`. SigLIP 2 with a fixed size of pictures is a SiglipModel."""
 
-_USUAL_WIDTH: Final = 768  # CLIP's and SigLIP's, whose configurations leave out what is usual
+_USUAL_WIDTH: Final = 768  # of CLIP and SigLIP: their configurations omit usual values
 _EMBED: Final = frozenset({Endpoint("/v1/embeddings")})
 _RERANK: Final = frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
 
@@ -124,8 +124,8 @@ def task(config: EmbeddingsConfig) -> Task:
 def _encoders(config: checkpoints.Config) -> Iterator[checkpoints.Config]:
     """The configuration of the model, or of its encoders for texts and for pictures."""
     yield checkpoints.Config(config.values, config.text)
-    if isinstance(sees := config.values.get("vision_config"), dict):
-        yield checkpoints.Config(config.values, sees)
+    if isinstance(vision := config.values.get("vision_config"), dict):
+        yield checkpoints.Config(config.values, vision)
 
 
 def _token_values(config: checkpoints.Config) -> int:
@@ -152,12 +152,12 @@ def _problems(config: EmbeddingsConfig) -> Iterator[str]:
     except ModelUnusableError as error:
         yield f"path: {error}"
         return
-    sees = next((name for name in folder.config.architectures if name in SEEING), None)
-    if config.type == "vision" and sees is None:
+    vision = next((name for name in folder.config.architectures if name in SEEING), None)
+    if config.type == "vision" and vision is None:
         named = ", ".join(folder.config.architectures) or "no architecture"
         yield f"type: vision is for {', '.join(SEEING)}, and {config.path} names {named}; leave type out"
-    elif config.type != "vision" and sees is not None:
-        yield f"type: {config.path} has a {sees}, for pictures and texts: say type: vision"
+    elif config.type != "vision" and vision is not None:
+        yield f"type: {config.path} has a {vision}, for pictures and texts: say type: vision"
     if config.type == "vision" and config.task == "rerank":
         yield Contradiction("task: a model of type vision gives vectors and zero-shot scores; leave task out")
     labels = folder.config.values.get("id2label")

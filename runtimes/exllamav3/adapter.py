@@ -112,7 +112,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
             "path": str(config.path),
             "context": _context(config, folder),
             "cache_size": config.cache_size,
-            "cache_quant": None if bits is None else [*_pair(bits)],
+            "cache_quant": None if bits is None else [*_cache_bits(bits)],
             "use_per_device": split,
             "tensor_parallel": config.tensor_parallel,
             "tp_backend": config.tp_backend,
@@ -130,7 +130,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
             return None
-        keys, values = (16.0, 16.0) if config.cache_quant is None else _pair(config.cache_quant)
+        keys, values = (16.0, 16.0) if config.cache_quant is None else _cache_bits(config.cache_quant)
         bits = (keys + values) / 2 + (0 if config.cache_quant is None else SCALE_BITS)
         layers = layer_caches(folder.config, value_bytes=bits / 8)
         activations = activation_bytes(folder.config, tokens=config.max_chunk_size, outputs=config.parallel)
@@ -142,7 +142,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         }
         note = f"{folder.config.model_type}, a cache of {config.cache_size} tokens"
         found = Estimate.of(parts, note, each=activations + PROGRAM_MIB * MIB)
-        return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
+        return found if folder.weights.lists_tensors else dataclasses.replace(found, source="file_size")
 
     def context_settings(self, config: ExLlamaV3Config, tokens: int) -> Mapping[str, JsonValue]:
         """The cache size, in whole pages."""
@@ -176,7 +176,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         return chat_workers.thinking(self.chat_template(config))
 
 
-def _pair(bits: int | list[int]) -> tuple[float, float]:
+def _cache_bits(bits: int | list[int]) -> tuple[float, float]:
     """The bits of a cached key, and of a cached value."""
     return (bits, bits) if isinstance(bits, int) else (bits[0], bits[-1])
 

@@ -24,7 +24,7 @@ from runtimes.model_config import DividedConfig, Modality
 from runtimes.prompt_cache import PromptCache
 from runtimes.sizing import Room, Sizing
 
-PYTHON_MIB: Final = 25  # Python, numpy and the HTTP server, beside what a llama.cpp program takes
+PYTHON_MIB: Final = 25  # Python, numpy and the HTTP server, in addition to a llama.cpp program
 HALVES: Final = ("f32", "f16", "bf16")
 
 ChatFormat = Literal[
@@ -116,7 +116,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
         return {
             "path": str(config.path),
             "n_gpu_layers": config.n_gpu_layers if on_gpu else 0,
-            "n_ctx": _as_server(config).n_ctx,
+            "n_ctx": _complete_server_config(config).n_ctx,
             "n_batch": config.n_batch,
             "flash_attn": config.flash_attn,
             "type_k": config.type_k,
@@ -129,7 +129,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
     def estimate(self, config: LlamaCppConfig) -> Estimate | None:
         """The footprint of llama_server with one slot, plus Python; None if the file is missing or not GGUF."""
         try:
-            found = estimate.footprint(_as_server(config))
+            found = estimate.footprint(_complete_server_config(config))
         except ModelUnusableError:
             return None
         return dataclasses.replace(
@@ -138,8 +138,8 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
 
     def sized(self, config: LlamaCppConfig, room: Room | None) -> tuple[LlamaCppConfig, Sizing | None]:
         """Chooses the context by the file's metadata."""
-        left = None if room is None else dataclasses.replace(room, mib=max(0, room.mib - PYTHON_MIB))
-        filled, why = size.sized(_server_config(config), left)
+        server_room = None if room is None else dataclasses.replace(room, mib=max(0, room.mib - PYTHON_MIB))
+        filled, why = size.sized(_server_config(config), server_room)
         return config.model_copy(update={"n_ctx": filled.n_ctx}), why
 
     def context_settings(self, config: LlamaCppConfig, tokens: int) -> Mapping[str, JsonValue]:
@@ -170,7 +170,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
             tools="tools" in template and chat_workers.writes_calls(template),
             thinking=chat_workers.thinks(template),
             multi_turn=bool(template) or config.chat_format is not None,
-            context=_as_server(config).n_ctx or metadata.number("context_length") or None,
+            context=_complete_server_config(config).n_ctx or metadata.number("context_length") or None,
             architecture=metadata.architecture or None,
         )
 
@@ -202,7 +202,7 @@ def _problems(config: LlamaCppConfig) -> Iterator[str]:
         yield Contradiction("chat_format: prompt_format is set as well; keep one")
 
 
-def _as_server(config: LlamaCppConfig) -> LlamaServerConfig:
+def _complete_server_config(config: LlamaCppConfig) -> LlamaServerConfig:
     """The llama_server configuration with the same footprint, without open values."""
     return size.complete(_server_config(config))
 

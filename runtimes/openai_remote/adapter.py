@@ -152,7 +152,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
         """How to reach the API. Raises ModelUnusableError if the key's variable isn't set or its value can't be a key."""
         return RemoteSpec(
             base_url=config.base_url,
-            key=_key(config.api_key_env, environment),
+            key=_read_key(config.api_key_env, environment),
             key_env=config.api_key_env,
             ca_file=config.ca_file,
             connect_s=config.connect_s,
@@ -190,7 +190,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
         return config.upstream_model
 
 
-def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
+def _read_key(variable: str | None, environment: Mapping[str, str]) -> str | None:
     if variable is None:
         return None
     key = environment.get(variable, "").strip()

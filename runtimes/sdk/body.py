@@ -1,4 +1,4 @@
-"""The fields of a request, with one getter per type. Each error names the field and what was expected.
+"""The fields of a request, with one getter per type. Each error names the field and the expected value.
 
 `null` counts as missing, as OpenAI's clients mean it.
 """
@@ -30,7 +30,7 @@ async def read_limited(request: Request, most: int) -> AsyncGenerator[bytes, Non
 
 
 class Body:
-    """A JSON object, or the text fields of a form (whose numbers and booleans are text)."""
+    """A JSON object, or the text fields of a form (with numbers and booleans as text)."""
 
     def __init__(self, values: Mapping[str, object], *, form: bool = False) -> None:
         self.values = values
@@ -55,7 +55,7 @@ class Body:
     @overload
     def text(self, name: str, default: None = None) -> str | None: ...
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A string."""
+        """A string, or `default` if missing."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -108,7 +108,7 @@ class Body:
         return int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean."""
+        """A boolean, or `default` if missing."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -119,7 +119,7 @@ class Body:
         return value
 
     def choice(self, name: str, choices: Sequence[T], default: T) -> T:
-        """One of `choices`."""
+        """One of `choices`, or `default` if missing."""
         value = self.values.get(name)
         if value is None:
             return default

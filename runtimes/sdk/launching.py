@@ -49,7 +49,7 @@ class _RedactedStream:
 
 
 def option(name: str) -> str:
-    """The value of one of our arguments."""
+    """The value of this option among our arguments."""
     return sys.argv[sys.argv.index(name) + 1]
 
 

@@ -24,7 +24,7 @@ class OwnFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             if (own := _try_lock(self.path)) is not None:
-                break  # else another one that begins has taken it for a leftover
+                break  # else another starting worker has removed it as a leftover
         self._lock = own
 
     def hold_through_exec(self) -> None:

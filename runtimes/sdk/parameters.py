@@ -1,4 +1,4 @@
-"""Tables of request parameters: what a runtime does with each parameter of an API.
+"""Tables of request parameters: the treatment of each parameter of an API by a runtime.
 
 A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
 values that ask for the default behaviour. Names that aren't in the table are ignored, too, because clients send new ones all
@@ -33,7 +33,7 @@ class Parameter:
     harmless: tuple[Value, ...] = ()
 
 
-used = partial(Parameter, "used")  # it does what the API says, or what `note` says
+used = partial(Parameter, "used")  # it works as in the API, or as in `note`
 ignored = partial(Parameter, "ignored")  # it is accepted and has no effect
 
 

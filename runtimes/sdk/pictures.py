@@ -16,7 +16,7 @@ DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
 MAX_PIXELS: Final = 50_000_000  # of a request: a small file may decompress to any number of pixels
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow runs programs for some others, such as EPS
 
-# What Pillow's readers raise beside OSError and ValueError.
+# Exceptions of Pillow's readers beside OSError and ValueError.
 _BROKEN: Final = (EOFError, OverflowError, LookupError, TypeError, struct.error)
 
 

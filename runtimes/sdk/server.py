@@ -97,7 +97,7 @@ class Worker(abc.ABC):
     def routes(self) -> Mapping[str, Endpoint]:
         """Endpoint by `METHOD /path`."""
 
-    def close(self) -> None:  # noqa: B027  # few have anything
+    def close(self) -> None:  # noqa: B027  # few workers override it
         """End the processes that `load` started. Called even if `load` failed."""
 
 
@@ -138,7 +138,7 @@ async def _run_server(make: Callable[[Settings], Worker], settings: Settings, ke
         began = time.monotonic()
         try:
             worker.load()
-        except BaseException:  # noqa: BLE001  # whatever it is, the supervisor reads it in the log
+        except BaseException:  # noqa: BLE001  # the supervisor reads any error in the log
             traceback.print_exc()
             print(f"{settings.model}: exiting, the model could not be loaded", file=sys.stderr, flush=True)
             failed = True
@@ -150,7 +150,7 @@ async def _run_server(make: Callable[[Settings], Worker], settings: Settings, ke
     server.on_started = threading.Thread(target=load, name="load", daemon=True).start
     try:
         await server.serve()
-    except SystemExit:  # raised by uvicorn after it has logged why
+    except SystemExit:  # uvicorn raises it after it has logged the reason
         print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
         return worker, 1
     return worker, 1 if failed or not server.started else 0

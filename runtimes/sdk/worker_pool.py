@@ -19,7 +19,7 @@ from runtimes.sdk.errors import queue_full
 T = TypeVar("T")
 
 TRIM_DELAY_S: Final = 1.0
-_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", lambda _kept: None)  # musl has none, and keeps less
+_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", lambda _kept: None)  # musl lacks it, and keeps less memory
 
 
 class CancelledWorkError(Exception):

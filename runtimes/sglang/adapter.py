@@ -74,7 +74,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
     spreads = True
     program_key = "python"
     places = ("{environment}/bin/python", "sglang")
-    beside = "python"
+    sibling_program = "python"
     missing = "There is no SGLang in {environment}, and no sglang program on PATH."
     remedy = "llmux runtimes install sglang --accelerator cuda; or set python to the interpreter of an environment with SGLang"
     starter = "runtimes.sglang.worker"
@@ -93,7 +93,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
             "served_model_name": self.served_name,
             "context_length": self.context(config),
             "chunked_prefill_size": STEP_TOKENS,
-            "max_total_tokens": self._cached(config),
+            "max_total_tokens": self._cache_tokens(config),
             "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,
             "is_embedding": config.type == "embedding",
             "enable_metrics": True,
@@ -108,11 +108,11 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
     def tokens(self, config: SglangConfig) -> int:
         """The size of the cache in tokens."""
         try:
-            return self._cached(config)
+            return self._cache_tokens(config)
         except ModelUnusableError:
             return self.context(config)
 
-    def _cached(self, config: SglangConfig) -> int:
+    def _cache_tokens(self, config: SglangConfig) -> int:
         """Sizes the cache. Raises ModelUnusableError if vram_mib leaves no room for a request."""
         needed = self.context(config)
         if config.max_total_tokens is not None or config.vram_mib is None:
@@ -138,7 +138,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
         """Problems: a cache that is too small, a missing template."""
         yield from super().problems(config)
         try:
-            if self._cached(config) < self.context(config):
+            if self._cache_tokens(config) < self.context(config):
                 yield f"max_total_tokens: must be at least context_length, {self.context(config)}"
         except ModelUnusableError as error:
             yield str(error)

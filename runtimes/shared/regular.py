@@ -1,4 +1,4 @@
-"""Opens files of models, whose paths may lead to anything."""
+"""Opens files of models safely: their paths may lead to pipes, devices or folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(found.st_mode) and found.st_size:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):  # those of the kernel have no size, either
+    if stat.S_ISREG(found.st_mode):  # files of the kernel have no size, either
         return io.BytesIO()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -80,11 +80,11 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     program_mib = 1200  # CUDA context and workspaces
     overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "max_batch_size")
 
-    def words(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
+    def command_prefix(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
         """The launcher with the checkout, whose main.py it starts."""
         for problem in _folder_problems(config):
             raise ModelUnusableError(problem)
-        return (*super().words(config, program), str(config.folder.absolute()))
+        return (*super().command_prefix(config, program), str(config.folder.absolute()))
 
     def settings(self, config: TabbyConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """The values of TabbyAPI's options. Its switches take a value, so booleans become words."""

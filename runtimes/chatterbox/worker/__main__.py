@@ -75,7 +75,7 @@ class Speaker(Worker):
             OrderedDict()
         )  # the library's conditionals by voice, least recently used first
         self.languages: Mapping[str, str] = {}
-        self.call: LibraryCall | None = None  # there is one at a time
+        self.call: LibraryCall | None = None  # at most one runs at a time
 
     def load(self) -> None:
         """Raises whatever the library raises, and FileNotFoundError without any voice."""

@@ -2,7 +2,7 @@
 
 With `--output-format json` that is one object, the result. With `stream-json` it is one object a line: `assistant` messages
 and, with `--include-partial-messages`, the pieces of these as `stream_event`, in the form of the Messages API; the result is
-the last one. Lines of other types, and such as hold no JSON, are passed over.
+the last one. Other types of lines, and lines without JSON, are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Usage:
 class Result:
     """The result at the end of an output."""
 
-    text: str  # what was not given before
+    text: str  # text that `feed` has not returned before
     finish_reason: str = "stop"
     usage: Usage | None = None
 
@@ -96,7 +96,7 @@ class ClaudeStreamJson:
 
     def __init__(self) -> None:
         self._line = bytearray()
-        self._has_pieces = False  # then whole messages say nothing new
+        self._has_pieces = False  # then complete messages repeat the pieces
         self._has_text = False
         self._result: Mapping[str, object] | None = None
 
@@ -123,7 +123,7 @@ class ClaudeStreamJson:
 
     def _read_line(self, line: bytes) -> str:
         found = _json_object(line)
-        if found is None or found.get("parent_tool_use_id") is not None:  # what a part of the program says to another
+        if found is None or found.get("parent_tool_use_id") is not None:  # a message between parts of the program
             return ""
         match found:
             case {"type": "stream_event", "event": {"type": "content_block_delta", "delta": {"text": str(text)}}}:

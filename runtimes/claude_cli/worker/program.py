@@ -127,7 +127,7 @@ class Program:
             )
 
     def _read_output(self, process: subprocess.Popen[bytes], cancel: Cancel) -> Iterator[tuple[bool, bytes]]:
-        """What it prints until it has ended, and whether on stderr. Raises WorkerError for more than it may, and CancelledWorkError."""
+        """The output of the process until its end, each piece with a flag for stderr. Raises WorkerError beyond a limit, and CancelledWorkError."""
         options, left = self._options, self._options.output_bytes
         until = time.monotonic() + options.timeout_s
         pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
@@ -161,7 +161,7 @@ def _check_exit_code(code: int) -> None:
 
 
 def _end_process_group(process: subprocess.Popen[bytes]) -> None:
-    """End its group: at once where it has ended by itself, else asked first. Until it is waited for, its number is its own."""
+    """End the process group: SIGKILL at once if the process has exited, else SIGTERM first. The pid stays valid until `wait`."""
     until = time.monotonic() + GRACE_S
     if not _has_ended(process):
         _signal_group(process, signal.SIGTERM)
@@ -169,7 +169,7 @@ def _end_process_group(process: subprocess.Popen[bytes]) -> None:
         time.sleep(POLL_S / 5)  # in the thread of one request
     _signal_group(process, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdout, process.stderr):  # not before: a last word would end it by SIGPIPE
+    for pipe in (process.stdout, process.stderr):  # not before: a late write would end it by SIGPIPE
         if pipe is not None:
             pipe.close()
 

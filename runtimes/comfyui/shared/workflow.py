@@ -1,10 +1,10 @@
-"""A workflow of ComfyUI in its API format, and which of its nodes' inputs a request sets.
+"""A workflow of ComfyUI in its API format, and the inputs of its nodes that a request sets.
 
 In this format a workflow is an object: node's id → `{"class_type", "inputs", "_meta": {"title"}}`; a link to another
 node's output is `[id, index]`. An input's place is `NODE.INPUT`, where NODE is the node's id or its title.
 
-Where the configuration names no places, those of the usual nodes are found: what a sampler takes as its seed, steps and
-guidance, what its `positive`, `negative` and `latent_image` lead to, and the nodes that load a checkpoint or a picture.
+Where the configuration names no places, those of the usual nodes are found: a sampler's own seed, steps and
+guidance, the nodes that its `positive`, `negative` and `latent_image` lead to, and the nodes that load a checkpoint or a picture.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOADERS: Final = {"ckpt_name": "checkpoint", "image": "image"}
 
 
 class WorkflowError(Exception):
-    """The file is no workflow in this format, or lacks a place. The message says what to do."""
+    """The file is no workflow in this format, or lacks a place. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         self.context = self.options.n_ctx
 
     def load(self) -> None:
-        """Load, and generate one token."""
+        """Load the model, and generate one token."""
         self.language = load(self.options, self.settings.parallel)
         source = self.language.template
         self.template = ChatTemplate(source, self.language.special) if source else None
@@ -83,7 +83,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         limit = super().token_budget(requested, prompt, param)
         if self.options.kind == "generator":
             return limit
-        most = self.context - len(prompt.prefix) - 1  # the decoder's first token is none of the answer's
+        most = self.context - len(prompt.prefix) - 1  # the decoder's first token is not part of the answer
         return most if requested is None else min(requested, most)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:

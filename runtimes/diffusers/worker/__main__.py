@@ -30,7 +30,7 @@ from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
 
-TOKEN_SIDE: Final = 16  # points of a side of what counts as a token of a picture
+TOKEN_SIDE: Final = 16  # pixels of the side of a square that counts as one token
 PREFIXES: Final[Mapping[Task, str]] = {
     "generation": "image_generation",
     "edit": "image_edit",
@@ -45,7 +45,7 @@ class Made:
 
     data: str  # base64
     seed: int
-    read: tuple[int, str]  # tokens of the prompt, and what of it the model read
+    read: tuple[int, str]  # tokens of the prompt, and the part of its text that the model read
     partial: int | None = None
 
 
@@ -161,7 +161,7 @@ class Painter(Worker):
                     cancel.check()
                     done, of = place * steps + step, wanted.count * steps
                     self.steps.made(request_id, done, of)
-                    if wanted.stream:  # what stands between here and the client ends connections without any bytes
+                    if wanted.stream:  # proxies close connections without traffic
                         put(Comment(f"step {done} of {of}"))
                     if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
                         put(Made(_encode_picture(preview(), wanted), seed, read, shown))

@@ -17,12 +17,12 @@ from runtimes.diffusers.shared.schedulers import SCHEDULERS
 from runtimes.diffusers.worker.request import Abilities, Drawing
 from runtimes.sdk.errors import WorkerError
 
-FEW_STEPS: Final = 4  # of models that were distilled for so many
+FEW_STEPS: Final = 4  # of models distilled for few steps
 FLOW_SIDE: Final = 2  # latents in a patch's side of a transformer
 PREVIEWED: Final = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline")
-"""Pipelines whose latents are known to be decoded as in `Pipelines._decode_preview`."""
+"""Pipelines with latents that `Pipelines._decode_preview` is known to decode."""
 MOST_TOKENS: Final = 512  # of a tokenizer that names no limit
-SAMPLE_SIDE: Final = 128  # of the picture that is drawn to see whether the model can
+SAMPLE_SIDE: Final = 128  # of the trial picture
 
 OnStep = Callable[[int, int, Callable[[], Image.Image]], None]
 """Called after each step with the steps done, the total, and a function that returns a preview. An exception ends the drawing."""
@@ -103,7 +103,7 @@ class Pipelines:
         """The number of the prompt's tokens that the model reads, and the text of that part."""
         tokenizers = [getattr(self._text_to_image, f"tokenizer{end}", None) for end in ("", "_2", "_3")]
         read = [_read_prompt(tokenizer, prompt) for tokenizer in tokenizers if tokenizer is not None]
-        return max(read, key=lambda found: len(found[1]), default=(0, prompt))  # what one of them reads counts
+        return max(read, key=lambda found: len(found[1]), default=(0, prompt))  # the tokenizer that reads most counts
 
     def try_out(self) -> None:
         """Draw a small picture. Raises whatever the model raises."""

@@ -34,14 +34,14 @@ STRENGTHS: Final[Mapping[Task, float]] = {"generation": 1.0, "edit": 0.8, "varia
 class Abilities:
     """The abilities and defaults of the model."""
 
-    multiple: int  # of which each side must be one
+    multiple: int  # each side must be a multiple of it
     native: tuple[int, int]
     max_pixels: int
     steps: int
-    guidance: float | None  # None: it takes none
+    guidance: float | None  # None: the model has no guidance
     takes_negative: bool
-    takes_true_cfg: bool  # and a negative prompt with it alone
-    previews: bool  # can what is there between two steps be seen?
+    takes_true_cfg: bool  # then a negative prompt needs it
+    previews: bool  # can the model show unfinished pictures?
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Batches(Generic[In, Out]):
         try:
             return await asyncio.gather(*results)
         finally:
-            # By identity: items may be tensors, whose comparison has no truth value.
+            # By identity: a comparison of tensors has no truth value.
             self._waiting = deque(each for each in self._waiting if each is not request)
 
     async def _run_batches(self) -> None:

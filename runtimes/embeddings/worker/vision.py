@@ -64,7 +64,7 @@ class DualEncoder(Model):
         self.model: Any = AutoModel.from_pretrained(path, local_files_only=True, **options["model_kwargs"])
         self.model.to(options["device"]).eval()
         processor: Any = AutoProcessor.from_pretrained(path, local_files_only=True)
-        # Its parts, since SigLIP 2's whole ignores what the folder says of patches.
+        # The processor's parts, since the whole processor of SigLIP 2 ignores the folder's setting for patches.
         self.tokenizer, self.images = processor.tokenizer, processor.image_processor
         self.limit = min(self.model.config.text_config.max_position_embeddings, self.tokenizer.model_max_length)
         self.scale: float = self.model.logit_scale.exp().item()

@@ -85,7 +85,7 @@ class Loaded:
 
 def load(options: Options) -> Loaded:
     """Load the model. Blocks. Raises whatever the library raises."""
-    for module in (llama, _internals):  # or all threads' output is lost while it loads, and its own errors are
+    for module in (llama, _internals):  # otherwise all output is lost during the load, error messages included
         module.suppress_stdout_stderr = lambda **_disable: contextlib.nullcontext()
     if options.flash_attn == "auto":  # the library's switch has two positions, llama.cpp's three
         llama_cpp.llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO

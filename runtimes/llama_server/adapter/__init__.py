@@ -196,15 +196,15 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         config = size.complete(config)
         on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
-            **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
+            **settings(config, on_gpu=on_gpu, pooling=_effective_pooling(config)),
             "alias": context.model,
             "host": context.host,
             "port": context.port,
         }
-        environment = context.environment(_place(config))
-        kind, program = _find(config, environment)
-        made = installed.program(environment) if program.parent == environment / "bin" else None
-        made = made or installed.Program()
+        environment = context.environment(_environment_name(config))
+        kind, program = _find_program(config, environment)
+        record = installed.program(environment) if program.parent == environment / "bin" else None
+        record = record or installed.Program()
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         if kind == "embedded":
             words = [
@@ -214,18 +214,23 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             ]
         else:
             split = ["--tensor-split", ",".join(map(str, parts))] if len(context.devices) > 1 else []
-            words = [*command_line(values), *split, *_devices(config, context, made, on_gpu=on_gpu), *config.extra_args]
+            words = [
+                *command_line(values),
+                *split,
+                *_device_options(config, context, record, on_gpu=on_gpu),
+                *config.extra_args,
+            ]
         return LaunchSpec(
             argv=(str(program), *words),
             env={
                 "LLAMA_ARG_FIT": "off",  # in the environment, where older programs ignore it
                 "LLAMA_ARG_UI": "off",
-                **made.variables,
+                **record.variables,
                 **config.env,
                 **visibility(context.devices if on_gpu else ()),
                 KEY_VARIABLE: context.key,
             },
-            library_path=(*map(str, config.library_path), *made.library_path),
+            library_path=(*map(str, config.library_path), *record.library_path),
             health=HealthCheck("/health"),
             auth=f"Bearer {context.key}",
             metrics="/metrics",
@@ -235,26 +240,26 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def kinds(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> frozenset[str] | None:
         """Known only for a program that llmux installed, from the record in its environment."""
-        environment = (runtimes_dir / _place(config)).resolve()
+        environment = (runtimes_dir / _environment_name(config)).resolve()
         if config.n_gpu_layers == 0:
             return frozenset()
         try:
-            kind, program = _find(config, environment)
+            kind, program = _find_program(config, environment)
         except (RuntimeNotInstalledError, ModelUnusableError):
             return None
         if kind == "embedded":
             return frozenset()
-        made = installed.program(environment) if program.parent == environment / "bin" else None
-        return None if made is None else MADE_FOR[made.device or "cpu"]
+        record = installed.program(environment) if program.parent == environment / "bin" else None
+        return None if record is None else MADE_FOR[record.device or "cpu"]
 
     def hint(self, line: str, argv: Sequence[str]) -> str:
         """The hint for a model that is newer than the program."""
         if "unknown model architecture" not in line:
             return ""
-        made = installed.program(Path(argv[0]).parents[1])
-        if made is not None and made.build is not None:
+        record = installed.program(Path(argv[0]).parents[1])
+        if record is not None and record.build is not None:
             newer = f"llmux runtimes update {self.name}, or with --build and a newer one"
-            return f"; build {made.build} of llama.cpp doesn't know this model: {newer}"
+            return f"; build {record.build} of llama.cpp doesn't know this model: {newer}"
         return (
             "; this llama.cpp doesn't know the model: a newer llmux brings a newer one, or set binary to one of yours"
         )
@@ -293,7 +298,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return config.target_inflight if config.target_inflight is not None else size.complete(config).parallel or SLOTS
 
     def shared_context(self, config: LlamaServerConfig) -> int:
-        """The context that all slots of a text model share; 0 for other models, which need it only while they read a text."""
+        """The context that all slots of a text model share; 0 for other models, which need a context only while they read a text."""
         config = size.complete(config)
         is_shared = config.kv_unified and config.parallel != 1 and serves(config) == "text"
         return config.n_ctx or 0 if is_shared else 0
@@ -330,7 +335,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
                 return frozenset(found)
             vision, audio = (projector.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio"))
             found |= {"audio"} if audio else set()
-            found |= {"image"} if vision or not audio else set()  # old projectors, which are for images, don't say so
+            found |= {"image"} if vision or not audio else set()  # old projectors are for images, without this flag
         return frozenset(found)
 
     def capabilities(self, config: LlamaServerConfig) -> Capabilities:
@@ -358,7 +363,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def weights(self, config: LlamaServerConfig) -> tuple[Path, ...]:
         """All files of the model, its projector and its draft model."""
-        return tuple(part for path in _models(config) for part in gguf_meta.parts(path))
+        return tuple(part for path in _model_files(config) for part in gguf_meta.parts(path))
 
     def memory_definition(self, config: LlamaServerConfig) -> str:
         """The configuration and the sizes of the files, because a replaced file needs different memory."""
@@ -366,29 +371,29 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return f"{super().memory_definition(config)} {sizes}"
 
 
-def _place(config: LlamaServerConfig) -> str:
+def _environment_name(config: LlamaServerConfig) -> str:
     """The name of the environment in the folder of runtimes."""
     return LlamaServerAdapter.name if config.build is None else f"{LlamaServerAdapter.name}@{config.build}"
 
 
-def _devices(
-    config: LlamaServerConfig, context: LaunchContext, made: installed.Program, *, on_gpu: bool
+def _device_options(
+    config: LlamaServerConfig, context: LaunchContext, record: installed.Program, *, on_gpu: bool
 ) -> tuple[str, ...]:
     """The names of the devices in this program. With explicit names it fails if a library is missing, instead of falling back to
     the processor.
 
     With CUDA and ROCm the program sees only its own devices, numbered from 0. Vulkan shows all, in an order of its own.
     """
-    if made.device in (None, "cpu") or config.says_where():
+    if record.device in (None, "cpu") or config.says_where():
         return ()
     if not on_gpu:
         return ("--device", "none")
-    if made.device != "vulkan":
-        prefix = "CUDA" if made.device == "cuda" else "ROCm"
+    if record.device != "vulkan":
+        prefix = "CUDA" if record.device == "cuda" else "ROCm"
         names: list[str | None] = [f"{prefix}{number}" for number in range(len(context.devices))]
     else:
-        names = [made.names.get(device.pci or "") for device in context.devices]
-        if made.kind is None:  # compiled here: nobody knows its names
+        names = [record.names.get(device.pci or "") for device in context.devices]
+        if record.kind is None:  # compiled here: its device names are unknown
             return ()
     if unknown := [device.id for device, name in zip(context.devices, names, strict=True) if name is None]:
         raise ModelUnusableError(
@@ -398,7 +403,7 @@ def _devices(
     return ("--device", listed, *(("--device-draft", listed) if config.draft_model is not None else ()))
 
 
-def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary", "embedded"], Path]:
+def _find_program(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary", "embedded"], Path]:
     if config.build is not None:
         if not os.access(program := environment / "bin" / PROGRAM, os.X_OK):
             raise RuntimeNotInstalledError(
@@ -412,7 +417,7 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
             if not os.access(config.binary, os.X_OK):
                 raise ModelUnusableError(f"binary: {config.binary} is not a program that can be run")
             return "binary", config.binary
-        if (found := _program_of(environment)) is not None:
+        if (found := _find_binary(environment)) is not None:
             return "binary", found
         if config.program == "binary":
             raise ModelUnusableError(
@@ -431,7 +436,7 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
     )
 
 
-def _program_of(environment: Path) -> Path | None:
+def _find_binary(environment: Path) -> Path | None:
     """The program compiled into the environment, else the one on PATH."""
     if os.access(own := environment / "bin" / PROGRAM, os.X_OK):
         return own
@@ -439,7 +444,7 @@ def _program_of(environment: Path) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _pooling(config: LlamaServerConfig) -> str | None:
+def _effective_pooling(config: LlamaServerConfig) -> str | None:
     """llama.cpp refuses /v1/embeddings without pooling, which only the files of embedding models name."""
     if config.pooling is not None or serves(config) != "embeddings":
         return config.pooling
@@ -460,7 +465,7 @@ def _mentions(template: str | None, word: str) -> bool:
     return template is not None and word in template
 
 
-def _models(config: LlamaServerConfig) -> list[Path]:
+def _model_files(config: LlamaServerConfig) -> list[Path]:
     return [path for path in (config.path, config.mmproj, config.draft_model) if path is not None]
 
 
@@ -512,7 +517,10 @@ def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterat
         elif option in options:
             yield Contradiction(f"extra_args: {option} has a key of its own, {options[option]}")
     is_embedded = config.program == "embedded" or (
-        config.program == "auto" and config.binary is None and config.build is None and _program_of(environment) is None
+        config.program == "auto"
+        and config.binary is None
+        and config.build is None
+        and _find_binary(environment) is None
     )
     if is_embedded and (others := embedded(config.extra_args)[1]):
         named = " ".join(word for word in others if word.startswith("-")) or " ".join(others)

@@ -38,18 +38,20 @@ def choose(machine: Machine) -> Choice:
     if all(gpu.unusable for gpu in machine.gpus):
         return Choice((), tuple(f"There is a GPU, {gpu.name}: it {gpu.unusable}." for gpu in machine.gpus))
     if (least := _least_glibc(machine)) is not None:
-        return Choice((), (f"llama.cpp's builds for GPUs need glibc {_text(least)} or newer; {_glibc(machine)}.",))
-    cuda, reasons = _cuda(machine)
-    vulkan, why_not = _vulkan(machine)
-    if not cuda and vulkan and machine.of("nvidia"):
-        reasons += (f"Vulkan computes on it, at about half of CUDA's speed for prompts. {_wanted(machine)}",)
+        return Choice(
+            (), (f"llama.cpp's builds for GPUs need glibc {_dotted(least)} or newer; {_glibc_note(machine)}.",)
+        )
+    cuda, reasons = _cuda_builds(machine)
+    vulkan, why_not = _vulkan_build(machine)
+    if not cuda and vulkan and machine.gpus_of("nvidia"):
+        reasons += (f"Vulkan computes on it, at about half of CUDA's speed for prompts. {_missing_for_cuda(machine)}",)
     elif not cuda and not vulkan:
         reasons += why_not
     return Choice((*cuda, *vulkan), reasons)
 
 
-def _cuda(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    cards = machine.of("nvidia")
+def _cuda_builds(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    cards = machine.gpus_of("nvidia")
     if not cards:
         return (), ()
     if machine.processor not in X86:
@@ -62,36 +64,36 @@ def _cuda(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for kind, (cuda, least) in CUDA_BUILDS.items()
         if machine.cuda >= cuda and (not known or max(known) >= least)
     )
-    driver_note = f"NVIDIA's driver {machine.driver or ''}".rstrip() + f" runs programs of CUDA {_text(machine.cuda)}"
+    driver_note = f"NVIDIA's driver {machine.driver or ''}".rstrip() + f" runs programs of CUDA {_dotted(machine.cuda)}"
     if kinds:
         return kinds, (f"{driver_note}: {kinds[0]} is the build for it.",)
     return (), (f"{driver_note}.",)
 
 
-def _wanted(machine: Machine) -> str:
+def _missing_for_cuda(machine: Machine) -> str:
     """A sentence about the missing requirements of the CUDA builds."""
     if machine.processor not in X86 or machine.cuda is None:
         return "See the sentence before."
-    known = [gpu.capability for gpu in machine.of("nvidia") if gpu.capability is not None]
+    known = [gpu.capability for gpu in machine.gpus_of("nvidia") if gpu.capability is not None]
     for kind, (cuda, least) in reversed(CUDA_BUILDS.items()):
         if not known or max(known) >= least:
-            return f"A driver for CUDA {_text(cuda)} or newer would give {kind}."
+            return f"A driver for CUDA {_dotted(cuda)} or newer would give {kind}."
     return "No build for CUDA has kernels for a card that old."
 
 
-def _vulkan(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if missing := tuple(_vulkan_lacks(machine)):
+def _vulkan_build(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if missing := tuple(_vulkan_missing(machine)):
         return (), (f"Vulkan could compute on it, but {', and '.join(missing)}.",)
     return ("vulkan",), ()
 
 
-def _vulkan_lacks(machine: Machine) -> Iterator[str]:
+def _vulkan_missing(machine: Machine) -> Iterator[str]:
     vulkan = machine.vulkan
     if not vulkan.loader:
         yield "its loader is missing (Debian, Ubuntu: apt install libvulkan1)"
     if not vulkan.drivers:
         yield "no driver of it is here (Debian, Ubuntu: apt install mesa-vulkan-drivers; NVIDIA's comes with its driver, not always in a container)"
-    if not vulkan.opens and not machine.of("nvidia"):
+    if not vulkan.opens and not machine.gpus_of("nvidia"):
         yield "you may not open the GPU: sudo usermod --append --groups render,video $USER; a container needs --device /dev/dri"
 
 
@@ -103,11 +105,11 @@ def _least_glibc(machine: Machine) -> Version | None:
     return None
 
 
-def _glibc(machine: Machine) -> str:
-    return f"this one is {_text(machine.glibc)}" if machine.glibc is not None else "this system has none"
+def _glibc_note(machine: Machine) -> str:
+    return f"this one is {_dotted(machine.glibc)}" if machine.glibc is not None else "this system has none"
 
 
-def _text(version: Version) -> str:
+def _dotted(version: Version) -> str:
     return f"{version[0]}.{version[1]}"
 
 

@@ -69,7 +69,7 @@ def footprint(config: LlamaServerConfig) -> Estimate:
         "prompt cache": config.cache_ram_mib * MIB,
         "program": PROGRAM_MIB * config.equal_gpus * MIB,  # each GPU has its own, as it has of the buffers
     }
-    context = _context(config, main)
+    context = _total_cells(config, main)
     buffers = sum(size for name, size in parts.items() if name.endswith(" compute"))
     slots = f"{_slots(config)} slot{'s' if _slots(config) > 1 else ''}"
     return Estimate.of(
@@ -77,19 +77,19 @@ def footprint(config: LlamaServerConfig) -> Estimate:
     )
 
 
-def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
+def _total_cells(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
     """Cells for the whole worker; a cache that isn't shared is cut into equal parts, each rounded up."""
     context = config.n_ctx or metadata.number("context_length", 4096)
     if config.kv_unified:
-        return _padded(context)
-    return _padded(-(-context // _slots(config))) * _slots(config)
+        return _round_up_cells(context)
+    return _round_up_cells(-(-context // _slots(config))) * _slots(config)
 
 
 def _slots(config: LlamaServerConfig) -> int:
     return config.parallel or SLOTS
 
 
-def _padded(cells: int) -> int:
+def _round_up_cells(cells: int) -> int:
     return -(-cells // CELL_STEP) * CELL_STEP
 
 
@@ -114,7 +114,7 @@ def _cache_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int
         value_length = 0
     windowed = _windowed_layers(metadata, count)
     recurrent = _recurrent_layers(metadata, count)
-    context = _context(config, metadata)
+    context = _total_cells(config, metadata)
     window = _window_cells(config, metadata, context)
     total = 0
     for layer in range(count):
@@ -145,8 +145,8 @@ def _window_cells(config: LlamaServerConfig, metadata: gguf_meta.Metadata, conte
     window = metadata.number("attention.sliding_window")
     ubatch = config.ubatch_size or DEFAULT_UBATCH
     if config.kv_unified:
-        return min(context, _padded(window * slots + ubatch))
-    return min(context, _padded(window + ubatch) * slots)
+        return min(context, _round_up_cells(window * slots + ubatch))
+    return min(context, _round_up_cells(window + ubatch) * slots)
 
 
 def _recurrent_layers(metadata: gguf_meta.Metadata, count: int) -> frozenset[int]:
@@ -182,7 +182,7 @@ def _compute_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> i
     attention = width + 2 * heads * metadata.number("attention.key_length", width // heads)
     outputs = batch if serves(config) != "text" else _slots(config)
     logits = 4 * outputs * (metadata.vocabulary if serves(config) == "text" else width)
-    cells = _context(config, metadata)
+    cells = _total_cells(config, metadata)
     flash = config.flash_attn != "off"
     mask = batch * cells * (2 if flash else 4)
     scores = 0 if flash else 4 * batch * cells * heads

@@ -4,8 +4,8 @@ A GGUF file is: magic, version, tensor count, key count, then the keys (name, ty
 tensors. The keys that an estimate needs precede the tokenizer, whose vocabulary is most of the header. So reading stops once
 the vocabulary's length is known, and takes about a millisecond for a model of any size. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-The file may be anybody's, and may change meanwhile: it is read, not mapped, because a mapping of a file that shrinks ends the
-process, and whatever lengths it claims, no more than MOST_HEADER of it is looked at.
+The file is untrusted, and may change meanwhile. It is read, not mapped, because a mapping of a file that shrinks ends the
+process. Whatever lengths the file claims, at most MOST_HEADER of it is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_HEADER: Final = 64 << 20
 """Bytes. The largest known vocabulary takes a third of it."""
 
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
-_ALIGNMENT = 32  # unless the file says another
+_ALIGNMENT = 32  # unless the file has another
 _MOST_DIMENSIONS = 8  # ggml has 4
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 BLOCKS: Final = MappingProxyType(
@@ -43,11 +43,11 @@ BLOCKS: Final = MappingProxyType(
 )
 """Values of a block, and its bytes, by the number that the tensor table gives its type."""
 
-_LONG_ARRAY = 65_536  # longer than any per-layer list; vocabularies are only counted
+_LONG_ARRAY = 65_536  # longer than any per-layer list; longer lists, such as vocabularies, are only counted
 _MOST_KEYS = 100_000
 _MOST_ITEMS = 1_000_000  # of all lists together
 _MOST_LAYERS = 4096  # llama.cpp takes 512
-_MOST = 1 << 40  # of anything else
+_MOST_NUMBER = 1 << 40  # of anything else
 _PREFIXES = (1 << 20, 16 << 20, MOST_HEADER)
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.gguf")
 
@@ -63,7 +63,7 @@ class Metadata:
 
     @property
     def layers(self) -> int:
-        """How many blocks it has."""
+        """The number of blocks."""
         return min(self.number("block_count"), _MOST_LAYERS)
 
     def number(self, key: str, default: int = 0) -> int:
@@ -71,21 +71,21 @@ class Metadata:
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
             value = max((item for item in value if isinstance(item, int | float)), default=default)
-        return _size(value, default)
+        return _as_size(value, default)
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
         """`<architecture>.<key>` for each layer; a single number applies to all of them."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
-            numbers = tuple(_size(item, default) for item in value if isinstance(item, int | float))
+            numbers = tuple(_as_size(item, default) for item in value if isinstance(item, int | float))
             return (numbers + (default,) * layers)[:layers]
-        return (_size(value, default),) * layers
+        return (_as_size(value, default),) * layers
 
 
-def _size(value: Scalar, default: int) -> int:
+def _as_size(value: Scalar, default: int) -> int:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return default
-    return max(0, min(int(value), _MOST))
+    return max(0, min(int(value), _MOST_NUMBER))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
@@ -102,7 +102,7 @@ def read(path: Path) -> Metadata:
 
     Raises ModelUnusableError for a missing part, an unreadable file, or one that isn't GGUF.
     """
-    return _looked(path, lambda reader: _metadata(reader, sum(part.stat().st_size for part in parts(path))))
+    return _read_header(path, lambda reader: _parse_metadata(reader, sum(part.stat().st_size for part in parts(path))))
 
 
 def chat_template(path: Path) -> str | None:
@@ -110,7 +110,7 @@ def chat_template(path: Path) -> str | None:
 
     Raises ModelUnusableError as `read` does.
     """
-    return _looked(path, _chat_template)
+    return _read_header(path, _chat_template)
 
 
 def cut_short(path: Path) -> str | None:
@@ -126,11 +126,11 @@ def cut_short(path: Path) -> str | None:
 
 
 @lru_cache(maxsize=20_000)
-def _least_size(path: Path, _size: int, _changed: int) -> int:
-    return _looked(path, _end)
+def _least_size(path: Path, _as_size: int, _changed: int) -> int:
+    return _read_header(path, _tensors_end)
 
 
-def _end(reader: _Reader) -> int:
+def _tensors_end(reader: _Reader) -> int:
     """The offset in the file at which the last tensor ends."""
     alignment = _ALIGNMENT
     for key, kind in reader.entries():
@@ -149,15 +149,15 @@ def _chat_template(reader: _Reader) -> str | None:
     return None
 
 
-class _CutShortError(ValueError):
+class _TruncatedError(ValueError):
     """The header is longer than the part that was read."""
 
     def __init__(self) -> None:
         super().__init__("it is cut short")
 
 
-def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
-    """The result of `look` on the beginning of the file. Reads more of the file until `look` has enough.
+def _read_header(path: Path, parse: Callable[[_Reader], T]) -> T:
+    """The result of `parse` on the beginning of the file. Reads more of the file until `parse` has enough.
 
     Raises ModelUnusableError for whatever goes wrong while the file is read.
     """
@@ -167,11 +167,11 @@ def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
             for most in _PREFIXES:
                 head += file.read(most - len(head))
                 try:
-                    return look(_Reader(head))
-                except (_CutShortError, struct.error, OverflowError) as error:
+                    return parse(_Reader(head))
+                except (_TruncatedError, struct.error, OverflowError) as error:
                     if len(head) < most or most == MOST_HEADER:
-                        raise _CutShortError from error
-            raise _CutShortError
+                        raise _TruncatedError from error
+            raise _TruncatedError
     except FileNotFoundError as error:
         raise ModelUnusableError(f"{error.filename}: there is no such file") from error
     except ValueError as error:
@@ -180,7 +180,7 @@ def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
         raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
 
 
-def _metadata(reader: _Reader, size: int) -> Metadata:
+def _parse_metadata(reader: _Reader, size: int) -> Metadata:
     values: dict[str, Value] = {}
     vocabulary = 0
     for key, kind in reader.entries():
@@ -192,7 +192,7 @@ def _metadata(reader: _Reader, size: int) -> Metadata:
     if not isinstance(architecture, str):
         raise ValueError("it names no architecture")  # noqa: TRY004 - about the file's content, not an argument
     declared = values.get(f"{architecture}.vocab_size")
-    return Metadata(architecture, values, _size(declared, 0) if isinstance(declared, int) else vocabulary, size)
+    return Metadata(architecture, values, _as_size(declared, 0) if isinstance(declared, int) else vocabulary, size)
 
 
 class _Reader:
@@ -200,9 +200,9 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self._offset = 0
         self._tensors = 0
-        self._room = _MOST_ITEMS
+        self._items_left = _MOST_ITEMS
 
     def entries(self) -> Iterator[tuple[str, int]]:
         """Name and type of each key in file order. After each, its value must be read or skipped."""
@@ -210,7 +210,7 @@ class _Reader:
             raise ValueError("it is empty")
         if self._data[:4] != b"GGUF":
             raise ValueError("it doesn't begin with GGUF")
-        self._at = 4
+        self._offset = 4
         version = self._unpack("I")
         if version not in (2, 3):
             raise ValueError(f"GGUF version {version} is not supported")
@@ -231,13 +231,13 @@ class _Reader:
             values = math.prod(int(self._unpack("Q")) for _ in range(min(int(self._unpack("I")), _MOST_DIMENSIONS)))
             block, size = BLOCKS.get(int(self._unpack("I")), (values or 1, 1))  # of a new type: at least its first byte
             last = max(last, int(self._unpack("Q")) + values // block * size)
-        return -(-self._at // alignment) * alignment + last if last else 0
+        return -(-self._offset // alignment) * alignment + last if last else 0
 
     def array(self) -> tuple[int, int]:
         """The type and number of a list's items. The items follow in the header."""
         item, count = int(self._unpack("I")), int(self._unpack("Q"))
         if count > len(self._data):
-            raise _CutShortError
+            raise _TruncatedError
         return item, count
 
     def value(self, kind: int) -> Value:
@@ -245,21 +245,21 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            return self._unpack(_format(kind))
+            return self._unpack(_struct_code(kind))
         item, count = self.array()
-        if count > min(_LONG_ARRAY, self._room):
+        if count > min(_LONG_ARRAY, self._items_left):
             self._skip(item, count)
             return ()
-        self._room -= count
+        self._items_left -= count
         if item == _STRING:
             return tuple(self.string() for _ in range(count))
-        layout = struct.Struct(f"<{count}{_format(item)}")
-        found: tuple[Scalar, ...] = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+        layout = struct.Struct(f"<{count}{_struct_code(item)}")
+        found: tuple[Scalar, ...] = layout.unpack_from(self._data, self._offset)
+        self._offset += layout.size
         return found
 
     def skip(self, kind: int) -> None:
-        """Skip a value."""
+        """Skip a value of this type."""
         self._skip(*(self.array() if kind == _ARRAY else (kind, 1)))
 
     def number(self) -> int:
@@ -267,33 +267,33 @@ class _Reader:
         return int(self._unpack("I"))
 
     def string(self) -> str:
-        """A text."""
+        """Read a string: its length, then its bytes."""
         length = int(self._unpack("Q"))
-        end = self._at + length
+        end = self._offset + length
         if end > len(self._data):
-            raise _CutShortError
-        text = self._data[self._at : end].decode("utf-8", errors="replace")
-        self._at = end
+            raise _TruncatedError
+        text = self._data[self._offset : end].decode("utf-8", errors="replace")
+        self._offset = end
         return text
 
     def _skip(self, kind: int, count: int) -> None:
         if kind != _STRING:
-            self._at += count * struct.calcsize("<" + _format(kind))
+            self._offset += count * struct.calcsize("<" + _struct_code(kind))
             return
-        at, data, length_at = self._at, self._data, struct.Struct("<Q").unpack_from
+        at, data, length_at = self._offset, self._data, struct.Struct("<Q").unpack_from
         for _ in range(count):  # the whole cost of a vocabulary is in this loop
             at += 8 + length_at(data, at)[0]
-        self._at = at
+        self._offset = at
 
     def _unpack(self, code: str) -> Scalar:
         layout = struct.Struct("<" + code)
         value: Scalar
-        (value,) = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+        (value,) = layout.unpack_from(self._data, self._offset)
+        self._offset += layout.size
         return value
 
 
-def _format(kind: int) -> str:
+def _struct_code(kind: int) -> str:
     if kind not in _FORMATS:
         raise ValueError(f"unknown metadata type {kind}")
     return _FORMATS[kind]

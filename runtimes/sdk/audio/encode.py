@@ -39,7 +39,7 @@ FORMATS: Final = MappingProxyType(
 
 
 class _Sink:
-    """A write-only file whose content is taken away in pieces."""
+    """A write-only file. `take` removes its content, piece by piece."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -130,7 +130,7 @@ class Tempo:
 
 
 def _tempo_factors(speed: float) -> Iterator[float]:
-    """Factors whose product is `speed`: FFmpeg's filter goes down to 0.5 only, and skips samples above 2."""
+    """Factors with the product `speed`: FFmpeg's filter goes down to 0.5 only, and skips samples above 2."""
     while speed < 0.5:
         yield 0.5
         speed /= 0.5

@@ -80,7 +80,7 @@ class Stops:
         text = self._tail + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.hit = min(found)  # the one that is complete first, as if read letter by letter
+            _, at, self.hit = min(found)  # the stop string that is complete first, as if read letter by letter
             self._tail = ""
             return text[:at]
         keep = partial_marker(text, self._stops)
@@ -101,7 +101,7 @@ class Outcome:
     stop: str | None = None
     tokens: int = 0
     reasoning_tokens: int = 0
-    reused_tokens: int | None = None  # of the prompt; None: nobody tells
+    reused_tokens: int | None = None  # of the prompt; None: unknown
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class ResponseBuilder:
     parser: Parser
     stops: Sequence[str] = ()
     parallel: bool = True
-    shows_special: bool = False  # tokens stand in the text that belong to none otherwise
+    shows_special: bool = False  # include special tokens in the text
     outcome: Outcome = field(default_factory=Outcome)
     logprobs: list[tuple[int, Token]] = field(default_factory=list)
 

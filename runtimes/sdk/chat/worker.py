@@ -116,7 +116,7 @@ class TextWorker(Worker, Generic[P]):
         return requests.token_budget(requested, len(prompt.tokens), self.context, param, self.context_key)
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """The endpoints that the adapter lists."""
+        """The endpoints: the same as in the adapter."""
         return {
             "POST /v1/chat/completions": self.chat,
             "POST /v1/chat/completions/input_tokens": self.input_tokens,

@@ -62,10 +62,10 @@ class Language(Kind):
         if not on_gpu:
             _refuse_gpu_kernels(config, folder)
         template = config.chat_template_file
-        whole: dict[str, JsonValue] = {"": 0}
-        limits = _limits(config, folder, context.parts_mib) if config.gpus == "auto" else None
+        tables_kept: dict[str, JsonValue] = {"": 0}
+        limits = _weight_limits(config, folder, context.parts_mib) if config.gpus == "auto" else None
         several = "balanced" if limits is None else "sequential"
-        placed = {"auto": whole if len(context.devices) == 1 else several, "cpu": "cpu"}
+        placed = {"auto": tables_kept if len(context.devices) == 1 else several, "cpu": "cpu"}
         return {
             "name": context.model,
             "path": str(config.path),
@@ -115,7 +115,7 @@ class Language(Kind):
         }
         note = f"{folder.config.model_type}, {config.parallel} requests of {context} tokens"
         found = Estimate.of(parts, note, each=activations + PROGRAM_MIB * MIB)
-        return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
+        return found if folder.weights.lists_tensors else dataclasses.replace(found, source="file_size")
 
     def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
         """Chooses the context and, unless configured, `parallel`: each request has its own context."""
@@ -129,19 +129,19 @@ class Language(Kind):
             return config, Sizing(_context(config, folder), config.parallel, trained, why)
         counts = (config.parallel,) if "parallel" in config.model_fields_set else (config.parallel, 2, 1)
 
-        def filled(size: Size) -> TransformersConfig:
+        def with_size(size: Size) -> TransformersConfig:
             return config.model_copy(update={"n_ctx": size.context, "parallel": size.slots})
 
-        def takes(size: Size) -> int:
-            estimate = self.estimate(filled(size))
+        def footprint_mib(size: Size) -> int:
+            estimate = self.estimate(with_size(size))
             assert estimate is not None, "the folder was just read"
             return estimate.mib
 
         steps = contexts(trained or MAX_CONTEXT)
         sizes = [Size(step, counts[0], is_luxury=True) for step in steps if step > ENOUGH]
         sizes += [Size(step, count, count > counts[-1]) for step in steps if step <= ENOUGH for count in counts]
-        size, why = choose(sizes, room, takes)
-        return filled(size), Sizing(size.context, size.slots, trained, why)
+        size, why = choose(sizes, room, footprint_mib)
+        return with_size(size), Sizing(size.context, size.slots, trained, why)
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
         """Text; images too if the model has a vision encoder and the folder its preprocessor."""
@@ -158,8 +158,8 @@ class Language(Kind):
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
             return Capabilities(modalities)
-        template = _template(config, folder)
-        described = _described(config, folder)
+        template = _read_template(config, folder)
+        described = _response_fields(config, folder)
         return Capabilities(
             modalities=modalities,
             tools="tools" in template and (_writes_calls(config, template) or "tool_calls" in described),
@@ -171,7 +171,7 @@ class Language(Kind):
     def chat_template(self, config: TransformersConfig) -> str | None:
         """The configured chat template, else the one in the model's folder."""
         try:
-            return _template(config, checkpoints.read(config.path))
+            return _read_template(config, checkpoints.read(config.path))
         except ModelUnusableError:
             return None
 
@@ -189,7 +189,9 @@ def _problems(config: TransformersConfig) -> Iterator[str]:
     names = folder.config.architectures
     if not names:
         yield f"path: {config.path / 'config.json'} names no architectures"
-    elif not GENERATING.search(names[0]) or (names[0].endswith("ConditionalGeneration") and not _decodes(folder)):
+    elif not GENERATING.search(names[0]) or (
+        names[0].endswith("ConditionalGeneration") and not _is_vision_language_model(folder)
+    ):
         hint = "; set type: asr" if folder.config.takes_audio else ""
         yield f"path: {names[0]} is no language model that generates text{hint}"
     if not (config.path / "tokenizer.json").is_file() and not (config.path / "tokenizer_config.json").is_file():
@@ -222,7 +224,7 @@ def _device_problems(config: TransformersConfig) -> Iterator[str]:
                 )
 
 
-def _limits(
+def _weight_limits(
     config: TransformersConfig, folder: checkpoints.Folder, parts_mib: tuple[int, ...]
 ) -> list[JsonValue] | None:
     """The limit in bytes of weights for each GPU, in proportion to its part. GPUs are filled in order. None: only one GPU.
@@ -249,7 +251,7 @@ def _table_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
     return folder.config.vocabulary * folder.config.width * _value_bytes(config, folder)
 
 
-def _decodes(folder: checkpoints.Folder) -> bool:
+def _is_vision_language_model(folder: checkpoints.Folder) -> bool:
     """Is this ForConditionalGeneration class a language model with a vision encoder, not an encoder-decoder?"""
     return folder.config.text is not folder.config.values and not folder.config.values.get("is_encoder_decoder")
 
@@ -264,13 +266,13 @@ def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:
     return config.n_ctx or min(folder.config.context or MAX_CONTEXT, MAX_CONTEXT)
 
 
-def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
+def _read_template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
     if config.chat_template_file is not None and config.chat_template_file.is_file():
         return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
     return checkpoints.chat_template(folder.path) or ""
 
 
-def _described(config: TransformersConfig, folder: checkpoints.Folder) -> frozenset[str]:
+def _response_fields(config: TransformersConfig, folder: checkpoints.Folder) -> frozenset[str]:
     """The fields that a response template finds in answers: the folder's template, or else transformers' own for this type."""
     if config.tool_format != "auto":
         return frozenset()
@@ -302,8 +304,10 @@ def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int
         return int(size * 16 / stored)
     if config.quantization in SHRUNK_BITS and folder.config.quantization is None:
         tables = (1 if _is_tied(folder) else 2) * _table_bytes(config, folder)
-        whole = min(size, tables)  # embeddings and output aren't quantised
-        return whole + int((size - whole) * SHRUNK_BITS[config.quantization] / (8 * _value_bytes(config, folder)))
+        tables_kept = min(size, tables)  # embeddings and output aren't quantised
+        return tables_kept + int(
+            (size - tables_kept) * SHRUNK_BITS[config.quantization] / (8 * _value_bytes(config, folder))
+        )
     return size
 
 

@@ -18,7 +18,7 @@ from runtimes.transformers.adapter.kind import Kind
 PROGRAM_MIB: Final = 480  # interpreter, torch, transformers, PyAV, and the spectrum of a window
 ARCHITECTURES: Final = frozenset({"WhisperForConditionalGeneration", "CohereAsrForConditionalGeneration"})
 POSITIONS: Final = 1500  # of the encoder, for 30 s; CohereAsr has fewer
-STEPS: Final = 224  # whose scores are kept for avg_logprob: half of the maximum
+STEPS: Final = 224  # steps with scores kept for avg_logprob: half of the maximum
 
 
 class Speech(Kind):

@@ -34,7 +34,7 @@ from runtimes.sdk.errors import WorkerError
 T = TypeVar("T")
 GRAMMARS: Final = "guidance"  # the backend that reads llguidance's grammars
 LEAST_TOP_P: Final = 1e-6  # vLLM wants more than 0
-POLL_S: Final = 0.05  # so often a thread that waits for a token looks whether its client is still there
+POLL_S: Final = 0.05  # interval at which a thread that waits for a token checks its client
 
 Result = Token | Ending | Reused
 Results = queue.SimpleQueue[Result | Exception]

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.adapters.vllm.memory import cached, hub
+from runtimes.adapters.vllm.memory import cached_folder, hub_cache
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS
 from supervisor.catalog.keys import weakness
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
@@ -47,12 +47,12 @@ def models_folder(config: Path) -> Find:
     There they are files and folders, or a cache of the hub; the user's own cache is searched, too.
     """
     folder = config.absolute().parent / "models"
-    hubs = (folder, folder / "hub", hub())
+    hubs = (folder, folder / "hub", hub_cache())
 
     def find(name: str) -> Path | None:
         places = [folder / name, folder / name.rpartition("/")[2]]
         if "/" in name:
-            places += filter(None, (cached(name, place=place) for place in hubs))
+            places += filter(None, (cached_folder(name, place=place) for place in hubs))
         else:
             places += (file for place in hubs for file in sorted(place.glob(f"models--*/snapshots/*/{escape(name)}")))
         return next((place for place in places if place.exists()), None)

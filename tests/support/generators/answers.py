@@ -19,12 +19,12 @@ sys.modules["runtimes"] = package
 from transformers.cli.serving.utils import get_response_template  # noqa: E402
 from transformers.utils.chat_parsing.response_templates import load_response_template  # noqa: E402
 
-from runtimes.sdk.chat.formats.pieces import merged  # noqa: E402
+from runtimes.sdk.chat.formats.pieces import merge_pieces  # noqa: E402
 from runtimes.transformers.worker.chat.response_template import TemplateParser, response_template, used_tokens  # noqa: E402
 
 
 def described(pieces: list) -> list[list[object]]:
-    return [[type(piece).__name__, *dataclasses.asdict(piece).values()] for piece in merged(pieces)]
+    return [[type(piece).__name__, *dataclasses.asdict(piece).values()] for piece in merge_pieces(pieces)]
 
 
 def answer(asked: dict) -> object:

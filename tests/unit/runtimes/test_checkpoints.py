@@ -32,7 +32,7 @@ class TestWeights:
     def test_one_file(self, tmp_path):
         safetensors(tmp_path / "model.safetensors", {"a": ("BF16", [4, 4], 32), "b": ("F32", [8], 32)})
         weights = checkpoints.weights(tmp_path)
-        assert (weights.by_type, weights.tensors, weights.exact) == ({"BF16": 32, "F32": 32}, 2, True)
+        assert (weights.by_type, weights.tensors, weights.lists_tensors) == ({"BF16": 32, "F32": 32}, 2, True)
         assert weights.bytes_as(None) == 64
         assert weights.bytes_as("bfloat16") == 48
         assert weights.bytes_as("float32") == 96
@@ -59,7 +59,7 @@ class TestWeights:
     def test_files_of_pytorch_count_by_size(self, tmp_path):
         (tmp_path / "pytorch_model.bin").write_bytes(bytes(100))
         weights = checkpoints.weights(tmp_path)
-        assert not weights.exact
+        assert not weights.lists_tensors
         assert weights.bytes_as("float32") == 100
 
     @pytest.mark.parametrize(

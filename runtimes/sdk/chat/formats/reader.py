@@ -1,4 +1,4 @@
-"""A streaming parser written as one generator: it reads on as text comes, so its place in the format is its place in the code."""
+"""A streaming parser written as one generator: it continues as text arrives, so the position in the code is the position in the format."""
 
 from __future__ import annotations
 

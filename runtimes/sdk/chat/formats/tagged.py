@@ -22,7 +22,7 @@ class TaggedParser(Reader):
         self._schemas: Schemas = schemas or {}
         self._calls = (CALL_OPEN,) if calls else ()
         self._only_blanks = True  # only blanks so far
-        self._trailing_blanks = ""  # at the end of what was output
+        self._trailing_blanks = ""  # at the end of the output
         self.thinking = thinking
 
     @property

@@ -44,7 +44,7 @@ class Batch:
         self._shifts: list[int] = []  # positions minus tokens (images)
 
     def join(self, cache: DynamicCache, length: int, shift: int = 0) -> None:
-        """Add a sequence, whose prompt is in `cache`, as the last row. Takes ownership of the cache."""
+        """Add a sequence as the last row. `cache` holds its prompt; this object takes ownership of the cache."""
         if self._cache is None:
             self._cache = cache
         else:

@@ -58,6 +58,8 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Run:
+    """A job under way: its cache and counters. `last`: the newest token; `made`: the number of generated tokens."""
+
     job: Job
     sampler: Sampler
     cache: DynamicCache
@@ -197,7 +199,7 @@ class Decoder:
 
 
 def _client_error(error: BaseException) -> BaseException:
-    """The error for the client, who can act on an out-of-memory error. Any other error is a bug, and goes to the log."""
+    """The error for the client. A client can act on an out-of-memory error. Any other error is a bug, and goes to the log."""
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

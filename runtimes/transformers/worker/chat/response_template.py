@@ -55,7 +55,7 @@ class TemplateParser:
         self._count = 0
         self._raw = ""  # read since the last region or text
         self._only_blanks = False  # a thought or a call is over, and only blanks came since
-        self._trailing_blanks = ""  # at the end of what was output
+        self._trailing_blanks = ""  # at the end of the output
         self.thinking = False
         self.answering = False
         begun = template.start_anchor_re.search(prompt) is not None  # without it the parser would read the conversation
@@ -98,7 +98,7 @@ class TemplateParser:
                 calls = self._to_call_pieces(event["value"])
                 if not calls:
                     yield self._raw_as_text()
-                    return  # what else happened is in that text
+                    return  # that text contains the remaining events
                 yield from calls
                 self._end_format()
             elif kind == "region_close" and field in _THOUGHTS:
@@ -119,7 +119,7 @@ class TemplateParser:
         self.thinking, self.answering, self._only_blanks, self._trailing_blanks = False, False, True, ""
 
     def _output_text(self, field: str, text: str) -> Iterator[Piece]:
-        self._raw = self._raw.partition(text)[2]  # what the parser holds back
+        self._raw = self._raw.partition(text)[2]  # the text that the parser still holds back
         if self._only_blanks:
             text = text.lstrip()
         if not text or field not in (_TEXT, *_THOUGHTS):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
-from runtimes.claude_cli.worker.conversation import ProgramRequest, read
+from runtimes.claude_cli.worker.conversation import ProgramRequest, parse_request
 from runtimes.claude_cli.worker.program import Options
 from runtimes.registry import REGISTRY
 from runtimes.sdk.server import Settings
@@ -29,7 +29,7 @@ def launch(**keys: object) -> LaunchSpec:
 
 
 def asked(*messages: tuple[str, str]) -> ProgramRequest:
-    return read({"messages": [{"role": role, "content": text} for role, text in messages]})
+    return parse_request({"messages": [{"role": role, "content": text} for role, text in messages]})
 
 
 def options(**keys: object) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimes.claude_cli.worker.conversation import read
+from runtimes.claude_cli.worker.conversation import parse_request
 from runtimes.sdk.errors import WorkerError
 from tests.support.cases import cases
 
@@ -12,7 +12,7 @@ USER = {"role": "user", "content": "Hello"}
 
 
 def asked(**fields: object):
-    return read({"model": "m", "messages": [USER], **fields})
+    return parse_request({"model": "m", "messages": [USER], **fields})
 
 
 def refused(**fields: object) -> WorkerError:
