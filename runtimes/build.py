@@ -18,7 +18,7 @@ class Build:
 
     `module`: the package, imported once after the build as a check. `program`: a program in the package's folder, if it has
     one; it gets a link in the environment's bin. `options`: CMake options. `needs`: required programs, each with the package
-    that contains it. `toolkit`: the one of them that lies beside the libraries that the built program loads.
+    that contains it. `toolkit`: the key in `needs` of the toolkit's program, which has the libraries to load later beside its folder.
     """
 
     module: str

@@ -59,7 +59,7 @@ class ServerConfig(ModelConfig):
 
     reserved: ClassVar[str]  # options that only llmux sets, not to be in `extra_args`: words
     no_options: ClassVar[Collection[str]] = ()  # further keys that are no options
-    renamed: ClassVar[Options] = {}  # keys, also of `settings`, whose option has another name, or is a pair
+    renamed: ClassVar[Options] = {}  # keys, also of `settings`, with an option of another name, or a pair
     spellings: ClassVar[Mapping[str, str]] = {}  # further options → the key that stands for them
 
     if TYPE_CHECKING:  # each subclass declares it, at its place in the order of its keys

@@ -184,7 +184,7 @@ def _footprint(config: CTranslate2Config, model: ModelFile) -> Estimate:
     - weights: the width of a value depends on `compute_type`; quantised ones keep their scales.
     - cache: keys and values of each layer of the decoder for the context and each beam, in the type that isn't quantised; a
       step copies one layer's. A translation model also keeps those of its source.
-    - work: CTranslate2 reads a prompt in one step, whose attention has a score for each pair of its tokens and each head.
+    - work: CTranslate2 reads a prompt in one step. Its attention has a score for each pair of tokens and each head.
     """
     width = ctranslate2_models.value_bytes(config.compute_type, model, config.devices)
     kept = 2 if config.compute_type in HALVES and width != 4 else 4

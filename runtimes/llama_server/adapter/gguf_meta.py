@@ -1,7 +1,7 @@
 """Metadata of a GGUF file, read lazily from its header.
 
 A GGUF file is: magic, version, tensor count, key count, then the keys (name, type, value), the tensor table and the
-tensors. The keys that an estimate needs precede the tokenizer, whose vocabulary is most of the header. So reading stops once
+tensors. The keys for an estimate precede the tokenizer, and its vocabulary is most of the header. So reading stops once
 the vocabulary's length is known, and takes about a millisecond for a model of any size. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 The file is untrusted, and may change meanwhile. It is read, not mapped, because a mapping of a file that shrinks ends the

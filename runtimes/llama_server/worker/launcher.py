@@ -51,7 +51,7 @@ ENUMS = {
     "rope_scaling": ("rope_scaling_type", "llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
     "reasoning_format": ("reasoning_format", "common_reasoning_format", "COMMON_REASONING_FORMAT_"),
 }
-"""Settings whose value is a member of an enumeration: in lower case, or as MEMBERS has it."""
+"""Settings with a member of an enumeration as their value: the member in lower case, or a key of MEMBERS."""
 
 MEMBERS = {"on": "ENABLED", "off": "DISABLED", "dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
 

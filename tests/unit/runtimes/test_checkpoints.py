@@ -92,7 +92,7 @@ class TestWeights:
 
 
 class TestConfig:
-    """What a configuration says of the model."""
+    """Facts about a model from its config.json."""
 
     def test_of_a_text_model(self, tmp_path):
         config = checkpoints.config(folder(tmp_path))

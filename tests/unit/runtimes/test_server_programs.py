@@ -1,4 +1,4 @@
-"""Runtimes on other projects' servers: what they are told, what they must not be told, and what they will take."""
+"""Runtimes on other projects' servers: their options, refused options, and memory estimates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def of(*names):
 
 
 class TestOptions:
-    """Only options that the real program has; what llmux decides is nobody else's to set."""
+    """Only options that the real program has; options that llmux sets are refused."""
 
     @of(*NAMES)
     def test_the_program_has_all_of_them(self, server):
@@ -149,7 +149,7 @@ class TestFootprint:
 
 
 class TestProgram:
-    """Found where its installer puts it; else the error says what to do."""
+    """The program is found in its installer's places; else the error names the remedy."""
 
     def test_no_sglang(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", "")
@@ -184,7 +184,7 @@ class TestProgram:
 
 
 class TestSeveralGpus:
-    """A worker's devices, as each program is told."""
+    """The options and variables for a worker's devices."""
 
     @of("sglang", "tgi")
     def test_equal_parts(self, server):

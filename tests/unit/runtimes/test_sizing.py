@@ -1,4 +1,4 @@
-"""Which of several sizes is chosen, and what is said of it."""
+"""The choice among several sizes, and its reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def takes(size: Size) -> int:
 
 
 class TestContexts:
-    """What the model was trained with, and every step below it."""
+    """The trained context, and every step below it."""
 
     def test_steps(self):
         assert contexts(40960) == (40960, 32768, 16384, 8192, 4096)
@@ -25,7 +25,7 @@ class TestContexts:
 
 
 class TestChoose:
-    """What an agent needs where it fits; more where half stays free; the same for the same device."""
+    """Enough for an agent where it fits; more where half stays free; the same for the same device."""
 
     @cases(
         ("gib", "context", "why"),

@@ -1,4 +1,4 @@
-"""What is known of speech models before anything is started."""
+"""The adapters of speech models: facts about a model, without a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def speech(**keys: object):
 def model_file(
     folder: Path, *, size: int, layers: int, inner: int, kind: int, specification: str = "WhisperSpec"
 ) -> Path:
-    """A model.bin of these measures whose weights are holes in the file."""
+    """A sparse model.bin of these dimensions: its weights take no disk space."""
     folder.mkdir()
     (folder / "tokenizer.json").touch()
     width = {0: 4, 1: 1, 4: 2}[kind]
@@ -56,7 +56,7 @@ def model_file(
 
 
 class TestConfiguration:
-    """Defaults, and mistakes that are told."""
+    """Default values, and the problems of wrong configurations."""
 
     def test_type_and_inputs(self):
         for adapter, config in ((FASTER, faster()), (TRANSFORMERS, speech())):
@@ -125,7 +125,7 @@ class TestConfiguration:
 
 
 class TestLaunch:
-    """What the worker is told."""
+    """The options and environment of the worker."""
 
     def context(self, folder: Path, device: DeviceAssignment) -> LaunchContext:
         for name in ("faster_whisper", "transformers"):
@@ -162,7 +162,7 @@ class TestLaunch:
 
 
 class TestEstimate:
-    """Memory by the files' own lists of what is in them."""
+    """Memory estimates from the headers of the files."""
 
     @pytest.mark.parametrize(
         ("kind", "keys", "weights"),

@@ -11,7 +11,7 @@ ADAPTER = ChatterboxAdapter()
 
 
 class TestAdapter:
-    """What is missing is said before anything is started."""
+    """`check` names missing files and voices."""
 
     def config(self, folder, **keys) -> ChatterboxConfig:
         return ChatterboxConfig(runtime="chatterbox", path=str(folder), **keys)

@@ -114,4 +114,4 @@ class TestCall:
         assert options(system_args=[]).prompt(request) == "A\n\nHello"
 
     def test_values_are_not_looked_through(self):
-        assert options(upstream_model="${system_file}").words(asked(("user", "Hello")), FILE)[1] == "${system_file}"
+        assert options(upstream_model="${system_file}").argv(asked(("user", "Hello")), FILE)[1] == "${system_file}"

@@ -1,4 +1,4 @@
-"""What is known of a workflow of ComfyUI before anything is started: its nodes' places, its paths, what is wrong with it."""
+"""The adapter of ComfyUI, without a process: a workflow's places and endpoints, and its problems."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def place(tmp_path, monkeypatch):
 
 
 def killed(folder: Folder) -> None:
-    """As the kernel does it: what the process held open is closed."""
+    """As the kernel does at an exit: it closes the process's files."""
     os.close(folder._lock)
 
 

@@ -272,7 +272,7 @@ class TestContainers:
 
     @cases("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
     def test_not_refused(self, switch):
-        """A switch that is off, and what comes after the image."""
+        """A switch that is off, and words after the image."""
         cmd = f"docker run {switch} -p ${{port}}:80 image -P -d"
         assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
 

@@ -1,4 +1,4 @@
-"""The exllamav3 runtime: what it says of a folder, how its worker is started, and that it calls the library as that is written."""
+"""The exllamav3 runtime: facts about a folder, the start of its worker, and calls that match the library's signatures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def problems(config) -> tuple[str, ...]:
 
 
 class TestConfiguration:
-    """What a folder is, and what contradicts itself."""
+    """Unusable folders, and contradicting keys."""
 
     def test_good(self, config):
         assert problems(config()) == ()
@@ -88,7 +88,7 @@ class TestConfiguration:
 
 
 class TestLaunch:
-    """The worker is told all it needs; on anything but an NVIDIA GPU it isn't started."""
+    """The worker's options are complete. Without an NVIDIA GPU the worker isn't started."""
 
     def test_one_gpu(self, options):
         told = options(cache_size=2048, cache_quant=6, max_rq_tokens=512, parallel=3)

@@ -1,4 +1,4 @@
-"""The llama_cpp runtime: what it says of a file, how its worker is started, and that it calls the library as that is written."""
+"""The llama_cpp runtime: facts about a file, the start of its worker, and calls that match the library's signatures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def options(tmp_path: Path, *devices: DeviceAssignment, parts=(), **keys):
 
 
 class TestConfiguration:
-    """What a file is, and what contradicts itself."""
+    """Unusable files, and contradicting keys."""
 
     def test_good(self):
         assert ADAPTER.check(config(), runtimes_dir=Path()) == ()
@@ -71,7 +71,7 @@ class TestConfiguration:
 
 
 class TestLaunch:
-    """The worker is told all it needs."""
+    """The worker's options are complete."""
 
     def test_on_the_host(self, tmp_path):
         told = options(tmp_path, n_ctx=512, type_k="q8_0", threads=2)

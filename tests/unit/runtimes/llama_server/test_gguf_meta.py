@@ -16,7 +16,7 @@ from tests.support import tiny
 
 
 class TestRead:
-    """It says what the reference implementation says."""
+    """The result is the same as that of the reference implementation."""
 
     def test_agrees_with_the_reference_reader(self):
         path = tiny.model(size_mib=10)

@@ -27,7 +27,7 @@ def config(**keys: object):
 
 
 class TestConfiguration:
-    """Mistakes are told before anything is sent."""
+    """`check` and validation report mistakes before any request."""
 
     @pytest.mark.parametrize(
         ("address", "kept"),

@@ -1,4 +1,4 @@
-"""Values of requests that are wrong: the error says what would be right."""
+"""Wrong values in requests: the error names the expected value."""
 
 from __future__ import annotations
 

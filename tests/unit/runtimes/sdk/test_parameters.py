@@ -1,4 +1,4 @@
-"""What a worker does with the names of a request's parameters: one rule for all of them."""
+"""The treatment of a request's parameters by a worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestUnknown:
 
 
 class TestKnown:
-    """What is known not to work is an error, except with values that change nothing."""
+    """An unsupported parameter is an error, except with values that change nothing."""
 
     @pytest.mark.parametrize("value", [2, "1", True])
     def test_is_refused(self, value):
@@ -52,7 +52,7 @@ class TestKnown:
 
 
 class TestHeader:
-    """What had no effect is named to the client, whether a table knows it or not."""
+    """The response names each parameter without effect, whether it is in the table or not."""
 
     def test_what_had_no_effect(self):
         names = parameters.begin()

@@ -32,7 +32,7 @@ def temporary():
 
 @contextmanager
 def launched(folder: Path, temporary: Path):
-    """What a launcher says of itself, while it runs; it is killed in the end."""
+    """The report of a running launcher. At the end the launcher is killed."""
     program = folder / "text-generation-launcher"
     program.write_text(LAUNCHER)
     program.chmod(0o755)

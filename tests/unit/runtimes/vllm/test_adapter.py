@@ -1,4 +1,4 @@
-"""The adapter of our worker on vLLM's engine, without a process: settings, environment, complaints, what a model can do."""
+"""The adapter of our worker on vLLM's engine, without a process: settings, environment, problems, abilities of a model."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ class TestRanges:
 
 
 class TestComplaints:
-    """What can be known without starting it is said at once, with the key to change."""
+    """`check` reports problems that are visible without a start, with the key to change."""
 
     def test_none(self, check):
         assert check() == ()

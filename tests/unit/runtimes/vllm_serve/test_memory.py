@@ -1,4 +1,4 @@
-"""What a vLLM worker is told about memory and what it is expected to take; tests/e2e/runtimes/test_vllm.py compares that with a real one."""
+"""The memory settings and the estimate of a vLLM worker; tests/e2e/runtimes/test_vllm.py compares these with a real worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def terms(config):
 
 
 class TestCache:
-    """The cache is given in bytes: as configured, what vram_mib leaves, or what one longest request needs."""
+    """The cache is given in bytes: as configured, the rest of vram_mib, or enough for one longest request."""
 
     def test_as_configured(self, config):
         plan = memory.plan(config(kv_cache_memory_bytes=1 << 30, vram_mib=9000))
@@ -135,7 +135,7 @@ class TestEstimate:
 
 
 class TestContext:
-    """Where it isn't configured, what the device has room for."""
+    """Without a configured context, the largest that fits the device."""
 
     @pytest.fixture
     def config(self, tmp_path):

@@ -1,4 +1,4 @@
-"""What is known of a model of whisper.cpp before anything is started."""
+"""The adapter of whisper.cpp: facts about a model, without a process."""
 
 from __future__ import annotations
 
