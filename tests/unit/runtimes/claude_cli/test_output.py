@@ -96,11 +96,11 @@ class TestStreamJson:
 
 class TestAnswers:
     def test_whole(self):
-        made = Answer("m", include_usage=True).whole(["Hel", "lo", Result("")])
+        made = Answer("m", include_usage=True).to_object(["Hel", "lo", Result("")])
         assert (made["object"], made["model"], "usage" in made) == ("chat.completion", "m", False)
         assert made["choices"][0]["message"]["content"] == "Hello"
         assert (
-            Answer("m", include_usage=False).whole([Result("", usage=Usage(10, 2, 4))])["usage"]["total_tokens"] == 14
+            Answer("m", include_usage=False).to_object([Result("", usage=Usage(10, 2, 4))])["usage"]["total_tokens"] == 14
         )
 
     def test_events(self):

@@ -31,7 +31,7 @@ class TestBatches:
         async def run():
             subject = Batches(compute, lambda item: item[2], most, 100)
             tasks = [
-                asyncio.create_task(subject.of([(number, place, size) for place, size in enumerate(sizes)]))
+                asyncio.create_task(subject.run([(number, place, size) for place, size in enumerate(sizes)]))
                 for number, sizes in enumerate(requests)
             ]
             await asyncio.sleep(0)
@@ -64,7 +64,7 @@ class TestBatches:
             return [1 for _ in batch]
 
         subject = Batches(compute, lambda _item: 1, 1, 100)
-        first, stays, leaves = (asyncio.create_task(subject.of([Tensor()] * count)) for count in (1, 2, 2))
+        first, stays, leaves = (asyncio.create_task(subject.run([Tensor()] * count)) for count in (1, 2, 2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         leaves.cancel()
@@ -81,7 +81,7 @@ class TestBatches:
             return batch
 
         async def ask(subject, name, count):
-            await subject.of([name] * count)
+            await subject.run([name] * count)
             order.append(name)
 
         subject = Batches(compute, lambda item: 1, 4, 10)
@@ -95,7 +95,7 @@ class TestBatches:
             return batch
 
         subject = Batches(compute, lambda item: 1, 1, 10)
-        results = await asyncio.gather(subject.of(["a", "b"]), subject.of(["bad", "c"]), return_exceptions=True)
+        results = await asyncio.gather(subject.run(["a", "b"]), subject.run(["bad", "c"]), return_exceptions=True)
         assert results[0] == ["a", "b"]
         assert isinstance(results[1], ValueError)
 
@@ -109,10 +109,10 @@ class TestBatches:
         subject = Batches(compute, lambda item: 1, 1, 1)
         running = []
         for number in range(2):  # one is computed, one waits
-            running.append(asyncio.create_task(subject.of([number])))
+            running.append(asyncio.create_task(subject.run([number])))
             for _ in range(3):
                 await asyncio.sleep(0)
         with pytest.raises(WorkerError, match="waiting already"):
-            await subject.of([3])
+            await subject.run([3])
         gate.set()
         assert await asyncio.gather(*running) == [[0], [1]]
