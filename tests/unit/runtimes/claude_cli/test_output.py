@@ -100,7 +100,8 @@ class TestAnswers:
         assert (made["object"], made["model"], "usage" in made) == ("chat.completion", "m", False)
         assert made["choices"][0]["message"]["content"] == "Hello"
         assert (
-            Answer("m", include_usage=False).to_object([Result("", usage=Usage(10, 2, 4))])["usage"]["total_tokens"] == 14
+            Answer("m", include_usage=False).to_object([Result("", usage=Usage(10, 2, 4))])["usage"]["total_tokens"]
+            == 14
         )
 
     def test_events(self):
