@@ -1,7 +1,7 @@
 """`GET /openapi.json`: all operations of llmux, as an OpenAPI 3.1 document.
 
 The first request for the document builds it from the dialects' and the daemon's own operations, once per process; no other
-request pays for that. The document has every path that a configuration may serve: llmux serves an inference path only while
+request pays for that. The document has every path that a configuration may serve. An inference path answers only while
 a configured model has it.
 """
 

@@ -118,7 +118,7 @@ class Rewrite:
         both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
         return replace(self, defaults=both)
 
-    def gives(self, names: frozenset[str]) -> bool:
+    def may_set(self, names: frozenset[str]) -> bool:
         """Whether the rewrite may set one of these fields."""
         return not (names.isdisjoint(self.defaults.whole) and names.isdisjoint(self.force.whole))
 

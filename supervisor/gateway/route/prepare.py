@@ -358,7 +358,7 @@ def _has_unsupported_fields(cycle: ResponseCycle, route: Route, body: Body) -> b
     settings = cycle.request.dialect.unsupported_fields
     return any(
         (raw := body.raw(name)) not in _EMPTY_VALUES and part in raw for name, part in route.endpoint.unsupported_fields
-    ) or (bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(cycle.profile.parameters)))
+    ) or (bool(settings) and (route.rewrite.may_set(settings) or not settings.isdisjoint(cycle.profile.parameters)))
 
 
 async def _target_model(route: Route) -> TargetModel:
