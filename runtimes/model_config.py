@@ -23,7 +23,7 @@ PromptFormatName = Literal[
 ]
 
 ANOTHER_NAME = "remove it: another name for a model is a virtual model, virtual_models: {NAME: {model: THIS-MODEL}}"
-"""For keys that named the model to its program: clients never saw that name, since answers have the one they asked for."""
+"""For keys that named the model to its program: answers always have the name in the request."""
 
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
@@ -65,7 +65,7 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     former_keys: ClassVar[Options] = {}  # keys that there were, and the options that stand in `extra_args` instead
-    removed_keys: ClassVar[Mapping[str, str]] = {}  # keys that there were, for which no option stands → what to do
+    removed_keys: ClassVar[Mapping[str, str]] = {}  # former keys that no option replaces → what to do
 
     @classmethod
     def options(cls) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ endpoints, and the options that follow from the launch. A method exists only whe
 a key go into `extra_args`.
 
 `FolderServerAdapter` is for servers that load a Hugging Face folder. Its footprint is that of its weights and of a cache for as
-many tokens as llmux lets the server keep, so that the server takes the reserved memory, independent of other users of the device.
+many tokens as llmux lets the server keep, so the server takes the reserved memory, however much other programs left free.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ NOWHERE: Final = Path("/nonexistent")
 
 
 class ServerConfig(ModelConfig):
-    """A model on another project's server. Every key of a subclass is an option, called as the key is, except `LOCAL`."""
+    """A model on another project's server. Each key of a subclass becomes the option of the same name, except those in `LOCAL`."""
 
     reserved: ClassVar[str]  # options that only llmux sets, not to be in `extra_args`: words
     no_options: ClassVar[Collection[str]] = ()  # further keys that are no options
-    renamed: ClassVar[Options] = {}  # keys, also of `settings`, with an option of another name, or a pair
+    renamed: ClassVar[Options] = {}  # key → its option, where the names differ, or the pair for true and false
     spellings: ClassVar[Mapping[str, str]] = {}  # further options → the key that stands for them
 
     if TYPE_CHECKING:  # each subclass declares it, at its place in the order of its keys
@@ -73,7 +73,7 @@ class ServerConfig(ModelConfig):
 
     @classmethod
     def options(cls) -> Mapping[str, str]:
-        """Every spelling of an option that has a key of its own."""
+        """Each spelling of an option that has a key → that key."""
         own = cls.own_options()
         return {option: key for option, key in keys_of(cls.flags()).items() if option not in own} | {**cls.spellings}
 
@@ -94,9 +94,7 @@ class ServerAdapter(Adapter[C]):
     sibling_program: ClassVar[str] = ""  # a program in the same folder, run instead of the one found
     missing: ClassVar[str]  # the message if the program is in none of the `places`; may contain the same {…}
     remedy: ClassVar[str] = ""  # the command that installs it; empty: there is none
-    starter: ClassVar[str] = (
-        ""  # the module of ours that starts the server in this interpreter, where the program is one
-    )
+    starter: ClassVar[str] = ""  # our module that starts the server, if the program is a Python interpreter
     key_variable: ClassVar[str] = KEY_VARIABLE  # the environment variable with the server's key
     refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that `env` may not set → the reason
     health: ClassVar[HealthCheck] = HealthCheck("/health")
@@ -108,7 +106,7 @@ class ServerAdapter(Adapter[C]):
         return (str(program), *(("-I", str(BOOTSTRAP), self.starter) if self.starter else ()))
 
     def settings(self, config: C, context: LaunchContext) -> dict[str, JsonValue]:
-        """The values of its options by key: those configured, and what follows from the launch; null: no option.
+        """Key → value of its option: configured, or set by the launch. A null is left out.
 
         Raises ModelUnusableError.
         """
@@ -187,7 +185,7 @@ class ServerAdapter(Adapter[C]):
         )
 
     def upstream_model(self, config: C) -> str | None:
-        """The class's one name, for every model."""
+        """`served_name`, the same for every model."""
         return self.served_name or None
 
 
@@ -267,11 +265,11 @@ class FolderServerAdapter(ServerAdapter[F]):
         return own if config.target_inflight is None else config.target_inflight
 
     def prompt_cache(self, config: F) -> PromptCache | None:
-        """None: only the program knows."""
+        """None, since only the program knows."""
         return None
 
     def thinking(self, config: F) -> Thinking | None:
-        """By an argument of the chat template, for chat models."""
+        """An argument of the chat template, for chat models."""
         return None if config.type == "embedding" else CHAT_TEMPLATE
 
     def chat_template(self, config: F) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import Field, JsonValue
 
 from runtimes.adapters import whisper_sizes
-from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
+from runtimes.adapters.worker_adapter import OwnWorkerConfig, WorkerAdapter
 from runtimes.base import Capabilities, Contradiction, Endpoint
 from runtimes.model_config import Modality
 from runtimes.shared.languages import NAMES, code_of
@@ -28,7 +28,7 @@ MaxAudio = Annotated[
     Field(gt=0, description="Longest audio that is taken, in seconds. Decoded, an hour is 220 MiB of host memory."),
 ]
 
-C = TypeVar("C", bound=WorkerConfig)
+C = TypeVar("C", bound=OwnWorkerConfig)
 
 
 class WhisperAdapter(WorkerAdapter[C]):

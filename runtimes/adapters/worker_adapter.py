@@ -9,7 +9,7 @@ import abc
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeVar
 
 from pydantic import Field, JsonValue
 
@@ -18,17 +18,19 @@ from runtimes.model_config import ModelConfig
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
-QUEUE: Final = 64  # the supervisor sends at most `parallel` at once; this is for requests that it can't count
+QUEUE: Final = 64  # requests that may wait in the worker, although the supervisor sends at most `parallel` at once
 
 ModelPath = Annotated[Path, Field(strict=False)]
 
 
-class WorkerConfig(ModelConfig):
-    """The keys of every runtime whose worker is in this package, and works on one request at a time."""
+Threads = Annotated[int | None, Field(ge=1, description="CPU threads of the model. Default: all cores.")]
 
-    removed_keys: ClassVar[Mapping[str, str]] = {"parallel": "remove it: this runtime works on one request at a time"}
 
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
+class OwnWorkerConfig(ModelConfig):
+    """The keys of every runtime whose worker is in this package."""
+
+    if TYPE_CHECKING:  # declared below, after other keys: a model's fingerprint depends on the keys' order
+        threads: Threads
 
     @property
     def at_once(self) -> int:
@@ -36,12 +38,19 @@ class WorkerConfig(ModelConfig):
         return 1
 
 
-class ParallelConfig(WorkerConfig):
-    """The keys of every runtime whose worker is in this package, and works on several requests at once."""
+class WorkerConfig(OwnWorkerConfig):
+    """The keys of runtimes whose worker works on one request at a time."""
 
-    removed_keys: ClassVar[Mapping[str, str]] = {}
+    removed_keys: ClassVar[Mapping[str, str]] = {"parallel": "remove it: this runtime works on one request at a time"}
+
+    threads: Threads = None
+
+
+class ParallelConfig(OwnWorkerConfig):
+    """The keys of runtimes whose worker works on several requests at once."""
 
     parallel: int = Field(default=1, ge=1, le=64, description="Requests the worker works on at once.")
+    threads: Threads = None
 
     @property
     def at_once(self) -> int:
@@ -49,7 +58,7 @@ class ParallelConfig(WorkerConfig):
         return self.parallel
 
 
-C = TypeVar("C", bound=WorkerConfig)
+C = TypeVar("C", bound=OwnWorkerConfig)
 
 
 class WorkerAdapter(Adapter[C]):

@@ -28,7 +28,7 @@ class FasterWhisperWorker(TranscriptionWorker):
     """Options: `path`, `device`, `compute_type`, `threads`, `beam_size`, `vad`."""
 
     def load(self) -> None:
-        """Load the model, and transcribe a trial."""
+        """Load the model, and transcribe a short sample, which shows that it works."""
         options = self.settings.options
         self._model = WhisperModel(
             options["path"],

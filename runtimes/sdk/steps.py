@@ -21,7 +21,7 @@ class Steps:
         """The model begins with this request, which has this many steps."""
         self._requests[request] = (0, steps)
 
-    def made(self, request: str, step: int, steps: int) -> None:
+    def finish_step(self, request: str, step: int, steps: int) -> None:
         """The model finished this step, of now this many."""
         self._counter.inc()
         self._requests[request] = (step, steps)

@@ -40,7 +40,7 @@ class SglangConfig(FolderServerConfig):
     """
     former_keys: ClassVar = {
         **of_keys(("mem_fraction_static", "chunked_prefill_size", "attention_backend", "disable_cuda_graph")),
-        **of_keys(("reasoning_parser", "tool_call_parser", "trust_remote_code", "dtype", "quantization")),
+        **of_keys(("reasoning_parser", "tool_call_parser", "trust_remote_code", "chat_template")),
     }
     spellings: ClassVar = {"--tp-size": "gpus", "--tensor-parallel-size": "gpus", "--is-embedding": "type"}
 
@@ -57,10 +57,13 @@ class SglangConfig(FolderServerConfig):
         description="Tokens in the KV cache, of all requests together. Default: what vram_mib leaves, else context_length.",
     )
     max_running_requests: int = Field(default=8, ge=1, le=4096, description="Requests generated at once.")
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
+        default="auto", description="Type of weights and activations; auto: the model's, float32 is halved."
+    )
+    quantization: str | None = Field(default=None, description="Quantisation method. Default: what the model says.")
     kv_cache_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field(
         default="auto", description="Type of the KV cache's values; auto: the model's."
     )
-    chat_template: FilePath | None = Field(default=None, description="File with a chat template.")
 
 
 class SglangAdapter(FolderServerAdapter[SglangConfig]):
@@ -94,6 +97,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
             "context_length": self.context(config),
             "chunked_prefill_size": STEP_TOKENS,
             "max_total_tokens": self._cache_tokens(config),
+            "dtype": config.dtype if config.dtype != "auto" else None,
             "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,
             "is_embedding": config.type == "embedding",
             "enable_metrics": True,
@@ -135,12 +139,10 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
         return 1.0 if config.kv_cache_dtype != "auto" else super().cache_width(config, model)
 
     def problems(self, config: SglangConfig) -> Iterator[str]:
-        """Problems: a cache that is too small, a missing template."""
+        """The problem of a cache that is too small."""
         yield from super().problems(config)
         try:
             if self._cache_tokens(config) < self.context(config):
                 yield f"max_total_tokens: must be at least context_length, {self.context(config)}"
         except ModelUnusableError as error:
             yield str(error)
-        if config.chat_template is not None and not config.chat_template.is_file():
-            yield f"chat_template: {config.chat_template}: there is no such file"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
@@ -44,7 +44,6 @@ class TgiConfig(FolderServerConfig):
             "speculate",
             "trust_remote_code",
             "max_input_tokens",
-            "dtype",
             "cuda_memory_fraction",
         )
     )
@@ -56,6 +55,9 @@ class TgiConfig(FolderServerConfig):
         default=None, ge=2, description="Context in tokens of one request, prompt and answer together. Default: 8192."
     )
     max_concurrent_requests: int = Field(default=128, ge=1, description="Requests at once; TGI refuses more.")
+    dtype: Literal["float16", "bfloat16"] | None = Field(
+        default=None, description="Type of weights and activations. Default: as TGI chooses."
+    )
 
 
 class TgiAdapter(FolderServerAdapter[TgiConfig]):

@@ -11,12 +11,12 @@ header names the algorithm. An attacker could write `none` there, or an algorith
 nothing: it must be HS256, and the signature is always an HMAC-SHA256.
 
 Besides those four, `opToken` has every field of the request that has an effect, with the same value; the configuration may
-require only `modelId`. The log gives the reason for a refused token; so does the response to a client with an API key.
+require only the field `modelId`. The log gives the reason for a refused token; so does the response to a client with an API key.
 
 Whether a token was used must not depend on the clock, which may be set back. So when a nonce is forgotten, the expiry time of
 its token is kept: tokens with such an expiry time are refused, whatever the clock shows. These times are kept as a few spans;
-the nearest spans are merged. A year in which the clock went wrong is a span of its own: it doesn't prevent signing in the years
-before it.
+the nearest spans are merged. If the clock once showed a year far ahead, the times from then are a span of their own,
+and tokens with today's times are still accepted.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ class InFlight:
         request.ended_at = loop.time()
         self._ended.append(request)
         if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
-            self._replace_recording(loop.call_soon(self._record_first, GROUP))
+            self._schedule_record(loop.call_soon(self._record_first, GROUP))
         elif self._recording is None:
-            self._replace_recording(loop.call_later(GROUP_S, self._record_first, GROUP))
+            self._schedule_record(loop.call_later(GROUP_S, self._record_first, GROUP))
         for observer in self.observers:
             observer(request)
 
-    def _replace_recording(self, handle: asyncio.Handle | None) -> None:
+    def _schedule_record(self, handle: asyncio.Handle | None) -> None:
         if self._recording is not None:
             self._recording.cancel()
         self._recording = handle
@@ -86,9 +86,7 @@ class InFlight:
         ended, self._ended = self._ended[:most], self._ended[most:]
         if not ended:
             return
-        self._replace_recording(
-            asyncio.get_running_loop().call_soon(self._record_first, GROUP) if self._ended else None
-        )
+        self._schedule_record(asyncio.get_running_loop().call_soon(self._record_first, GROUP) if self._ended else None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
         is_followed = self._hub.wants("request")
         epoch = time.time() - asyncio.get_running_loop().time()  # now, as for all lines: a system's clock may be set

@@ -75,9 +75,7 @@ class Files:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             paths = {path.name: path for path in folder.iterdir()}
         except OSError as error:
-            log.warning(
-                "files.unusable", folder=str(folder), reason=str(error), consequence="no batches are disk_bytes"
-            )
+            log.warning("files.unusable", folder=str(folder), reason=str(error), consequence="no batches are taken")
             return
         self._store, self.folder = store, folder
         found = []

@@ -41,7 +41,7 @@ from supervisor.schema.job import State
 TRIES: Final = 20
 """The most tries of a job whose answers have `retry-after`."""
 DEATHS: Final = 3
-"""The most deaths of the daemon while it sends a job, which may be the cause."""
+"""A job is given up after so many deaths of the daemon while the job was sent: the job may be the cause."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
 
@@ -128,7 +128,7 @@ class InferenceJobs:
     # --------------------------------------------------------------------------------------------------- start and stop
 
     def open(self, folder: Path) -> None:
-        """Queue the stored jobs again. Blocks on a folder. An unusable folder is logged, and then no jobs are accepted."""
+        """Queue the stored jobs again. Reads a folder, which blocks. An unusable folder is logged, and then no jobs are accepted."""
         self._folder = folder / "jobs"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -215,7 +215,7 @@ class Application:
             raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        response = await dialect.respond(self._daemon, scope, for_daemon.fields, body.take())
+        response = await dialect.answer_in_daemon(self._daemon, scope, for_daemon.fields, body.take())
         await response(scope, receive, send)
 
     async def _run_starlette(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:

@@ -115,7 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watched_descriptor: int | None = (
             None  # the connection's descriptor, while the server only watches for its end
         )
-        self._has_ended = False  # the client's side of it
+        self._has_ended = False  # the client has closed its side
         self._address: str | None = None  # counted in `_connections`
         self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
@@ -194,7 +194,7 @@ class GuardedProtocol(HttpToolsProtocol):
         DISCONNECTS.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """True keeps the connection: for an answer that is not sent yet, see `HalfClosed`; else until `DISCONNECTS` closes it."""
+        """Always True, because this class closes the connection itself: see `HalfClosed` while an answer is due, else `DISCONNECTS`."""
         serving, self._has_ended = self._serving, True
         self._stop_end_watch()
         if self._tunnelled is not None:
@@ -206,11 +206,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
                 DISCONNECTS.call(partial(self._probe_half_closed, serving))
                 return True
-        DISCONNECTS.call(self.transport.close)  # the slowest part
+        DISCONNECTS.call(self.transport.close)  # later, since closing is the slowest part
         return True
 
     def _probe_half_closed(self, serving: ResponseCycle) -> None:
-        """Find out whether the client disconnected, or waits for this answer. Closes the connection if that is impossible."""
+        """Find out whether the client disconnected, or waits for this answer. Closes the connection if the client is gone."""
         if self.transport.is_closing():
             return
         self._half_closed = HalfClosed(self.transport, serving.probe)

@@ -43,7 +43,7 @@ _ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemorySettings:
     """vLLM's memory settings. `terms`: the parts of the footprint, in bytes; empty if unknown."""
 
     context: int | None
@@ -97,7 +97,7 @@ def cached_folder(name: str, revision: str | None = None, place: Path | None = N
     return folder if commit and folder.is_dir() else None
 
 
-def plan(config: VllmConfig) -> Plan:
+def plan(config: VllmConfig) -> MemorySettings:
     """Context, cache and footprint. Blocks on reading files' heads. Raises ModelUnusableError, naming the key to set."""
     folder = model_folder(config)
     if folder is None:
@@ -105,7 +105,7 @@ def plan(config: VllmConfig) -> Plan:
             raise ModelUnusableError(
                 f"kv_cache_memory_bytes: what {config.model} needs can't be computed before it was downloaded; set it"
             )
-        return Plan(config.max_model_len, config.kv_cache_memory_bytes)
+        return MemorySettings(config.max_model_len, config.kv_cache_memory_bytes)
     found = checkpoints.read(folder)
     tokens = context(config, found.config)
     processes = config.processes
@@ -127,7 +127,7 @@ def plan(config: VllmConfig) -> Plan:
     cache = needed if cache is None else cache
     used = 0 if _needs_no_cache(found.config) else cache * processes
     terms = [other_terms[0], ("KV cache", used), *other_terms[1:]]
-    return Plan(tokens, cache, tuple((name, size) for name, size in terms if size))
+    return MemorySettings(tokens, cache, tuple((name, size) for name, size in terms if size))
 
 
 def estimate(config: VllmConfig) -> Estimate | None:

@@ -57,7 +57,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Picture:
     """A finished picture, or a preview of an unfinished one. `partial` numbers the previews."""
 
     picture: bytes
@@ -137,19 +137,19 @@ class ComfyWorker(Worker):
         if links and wanted.stream:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
+        made: AsyncGenerator[Picture | Comment] = self.pool.stream_pushed(
             lambda cancel, put: self._draw_all(name, wanted, cancel, put)
         )
         if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
             return events(await wait_first_item(self._stream_events(prefix, made)), are_named=True)
         async with aclosing(made):
-            data = [picture.fields() async for picture in made if isinstance(picture, Made)]
+            data = [picture.fields() async for picture in made if isinstance(picture, Picture)]
         about = {"created": int(time.time()), "output_format": wanted.format}
         return JSONResponse({**about, "data": data}, headers={HEADER: "url"} if links else None)
 
     @staticmethod
-    async def _stream_events(prefix: str, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
+    async def _stream_events(prefix: str, made: AsyncIterator[Picture | Comment]) -> AsyncIterator[object]:
         async for picture in made:
             if isinstance(picture, Comment):
                 yield picture
@@ -206,7 +206,7 @@ class ComfyWorker(Worker):
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw_all(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
+    def _draw_all(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Picture | Comment], None]) -> None:
         """Draw all pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
         try:
             values = {**wanted.values, **{key: self._upload(key, data) for key, data in wanted.pictures.items()}}
@@ -228,7 +228,7 @@ class ComfyWorker(Worker):
         wanted: Drawing,
         turn: tuple[int, int],
         cancel: Cancel,
-        put: Callable[[Made | Comment], None],
+        put: Callable[[Picture | Comment], None],
     ) -> None:
         at, turns = turn
         seed, step, steps, shown = (wanted.seed + at) % SEEDS, 0, 0, 0
@@ -236,14 +236,14 @@ class ComfyWorker(Worker):
         def on_step(done: int, of: int) -> None:
             nonlocal step, steps
             step, steps = done, of
-            self.steps.made(name, at * steps + step, turns * steps)
+            self.steps.finish_step(name, at * steps + step, turns * steps)
             if wanted.stream:
                 put(Comment(f"step {at * steps + step} of {turns * steps}"))
 
         def on_preview(picture: bytes, kind: str) -> None:
             nonlocal shown
             if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
-                put(Made(picture, kind, seed, shown))
+                put(Picture(picture, kind, seed, shown))
                 shown += 1
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
@@ -256,7 +256,7 @@ class ComfyWorker(Worker):
             )
         converted = None if wanted.format == "png" else f"{wanted.format};{wanted.compression}"
         for place in places:
-            put(Made(self.comfy.picture(place, converted), wanted.format, seed))
+            put(Picture(self.comfy.picture(place, converted), wanted.format, seed))
         self._drawn.inc(len(places))
 
     def _upload(self, key: str, picture: bytes) -> str:

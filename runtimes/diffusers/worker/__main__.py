@@ -40,7 +40,7 @@ PREFIXES: Final[Mapping[Task, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Picture:
     """A finished picture, or a preview of an unfinished one. `partial` numbers the previews."""
 
     data: str  # base64
@@ -108,18 +108,18 @@ class Painter(Worker):
 
     async def _respond(self, request: Request, wanted: Drawing) -> Response:
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made | Comment] = self.pool.stream_pushed(
+        made: AsyncGenerator[Picture | Comment] = self.pool.stream_pushed(
             lambda cancel, put: self._draw_all(name, wanted, cancel, put)
         )
         if wanted.stream:
             return events(await wait_first_item(self._stream_events(wanted, made)), are_named=True)
         async with aclosing(made):
-            found = [item async for item in made if isinstance(item, Made)]
+            found = [item async for item in made if isinstance(item, Picture)]
         data = [{"b64_json": item.data, "seed": item.seed, **_revised_prompt(item, wanted)} for item in found]
         headers = {HEADER: "url"} if wanted.wants_links else {}
         return JSONResponse({"data": data, **_response_fields(wanted, found[0], len(found))}, headers=headers)
 
-    async def _stream_events(self, wanted: Drawing, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
+    async def _stream_events(self, wanted: Drawing, made: AsyncIterator[Picture | Comment]) -> AsyncIterator[object]:
         """OpenAI's events: the partial pictures, then the picture, for each one. Between them a comment for each step."""
         prefix = PREFIXES[wanted.task]
         async for item in made:
@@ -143,7 +143,7 @@ class Painter(Worker):
     # ---------------------------------------------------------------------------------------------------------- drawing
 
     def _draw_all(
-        self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]
+        self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Picture | Comment], None]
     ) -> None:
         """Draw all pictures of a request. Blocks. Raises CancelledWorkError after the step in which the client disconnected."""
         steps_each = max(1, int(wanted.steps * wanted.strength))
@@ -160,27 +160,27 @@ class Painter(Worker):
                     nonlocal shown
                     cancel.check()
                     done, of = place * steps + step, wanted.count * steps
-                    self.steps.made(request_id, done, of)
+                    self.steps.finish_step(request_id, done, of)
                     if wanted.stream:  # proxies close connections without traffic
                         put(Comment(f"step {done} of {of}"))
                     if shown < wanted.partial and step < steps and step >= (shown + 1) * steps / (wanted.partial + 1):
-                        put(Made(_encode_picture(preview(), wanted), seed, read, shown))
+                        put(Picture(_encode_picture(preview(), wanted), seed, read, shown))
                         shown += 1
 
                 picture = self.model.draw(wanted, seed, on_step)
-                put(Made(_encode_picture(picture, wanted), seed, read))
+                put(Picture(_encode_picture(picture, wanted), seed, read))
                 self._drawn.inc()
         finally:
             self.steps.end(request_id)
 
 
-def _revised_prompt(made: Made, wanted: Drawing) -> dict[str, str]:
+def _revised_prompt(made: Picture, wanted: Drawing) -> dict[str, str]:
     """The part of the prompt that the model read, if it didn't read all of it; else nothing."""
     _, read = made.read
     return {} if read == wanted.prompt else {"revised_prompt": read}
 
 
-def _response_fields(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
+def _response_fields(wanted: Drawing, made: Picture, count: int) -> dict[str, Any]:
     """The fields of an answer with this many pictures. The usage comes last, where the supervisor looks for it."""
     width, height = wanted.size
     read, _ = made.read

@@ -1,4 +1,4 @@
-"""Loads a GGUF file with llama-cpp-python, and makes its vocabulary a `Language`."""
+"""Loads a GGUF file with llama-cpp-python. `Loaded` implements `runtimes.sdk.chat.language.Language` with its vocabulary."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Engine(Llama):  # type: ignore[misc]  # the library has no types here
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model: a `Language`. `formatter`: a configured chat format, which replaces the file's template."""
+    """A loaded model, as a `Language`. `formatter`: a configured chat format, which replaces the file's template."""
 
     engine: Engine
     template: str

@@ -5,7 +5,7 @@
 | NVIDIA, x86-64, the driver runs CUDA 13.4, compute capability 7.5 or newer | cuda-13.4 |
 | NVIDIA, x86-64, the driver runs CUDA 12.8, compute capability 5.0 or newer | cuda-12.8 |
 | other NVIDIA, AMD, Intel, where Vulkan has its loader and a driver | vulkan |
-| none of these | none: the processor's |
+| none of these | no GPU build: the processor's |
 
 A program compiled for a newer CUDA than the driver's may start, list the card, and die at its first kernel: so 13.0 is not
 enough for 13.4. On NVIDIA cards Vulkan reads prompts at about half of CUDA's speed, so it comes last. ROCm's build is used

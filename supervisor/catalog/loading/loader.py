@@ -36,7 +36,7 @@ from supervisor.catalog.document.document import (
 )
 from supervisor.catalog.loading.folders import NoHomeError, config_dir
 from supervisor.catalog.loading.ownership import exposure, read_guarded
-from supervisor.catalog.loading.runner_variables import read_variables, vllm_defaults, with_variables
+from supervisor.catalog.loading.runner_variables import fill_missing, read_variables, vllm_defaults
 from supervisor.catalog.sections.sections import ServerConfig
 from supervisor.errors import ConfigError
 
@@ -256,7 +256,7 @@ def _merge_layers(layers: Layers, base: Path, label: str | None = None) -> tuple
         elif node is not None and node != Leaf(None, node.place):
             found.append(Problem(node.place, (), f"expected sections: {', '.join(SECTIONS)}"))
     variables, problems = read_variables(os.environ, Path.cwd())
-    return with_variables(root, variables), found + problems
+    return fill_missing(root, variables), found + problems
 
 
 def _label(path: Path) -> str:

@@ -183,7 +183,7 @@ def with_defaults(model: Table, defaults: Table) -> Table:
     return replace(model, entries={**fitting, **model.entries})
 
 
-def with_variables(root: Table, variables: Table) -> Table:
+def fill_missing(root: Table, variables: Table) -> Table:
     """`root` with the variables' values for its missing keys. A section without keys counts as missing."""
     entries = {key: node for key, node in root.entries.items() if node != Leaf(None, node.place)}
     filled = _fill_missing(replace(root, entries=entries), variables)

@@ -130,7 +130,7 @@ def add(
     if local_models.is_path(model):
         if dry_run:
             there, problems = local_models.find(Path(model))
-            planned, _, _ = model_entries.with_files(place, there, name)
+            planned, _, _ = model_entries.with_models_entered(place, there, name)
             for line in (*(f"{called}: {path}" for path, called in planned.items()), *problems):
                 _echo(line)
             names = list(planned.values())

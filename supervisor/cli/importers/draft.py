@@ -92,14 +92,18 @@ class Draft:
     def name(self, foreign_name: str) -> str:
         """The valid name for this foreign name, always the same: without spaces, and no other's. A change of the name is noted."""
         if foreign_name not in self._names:
-            usable = _OPAQUE.sub("-", foreign_name).strip("/")[:200] or "model"
+            usable = _usable_name(foreign_name)
             taken = {*self._names.values()}
-            free = (name for name in chain([usable], (f"{usable}-{n}" for n in count(2))) if name not in taken)
+            free = (name for name in chain([usable], (f"{usable[:190]}-{n}" for n in count(2))) if name not in taken)
             self._names[foreign_name] = name = next(free)
             if name != foreign_name:
                 why = "names have no spaces" if name == usable else f'"{usable}" is the name of another'
                 self.look(foreign_name, f'is called "{name}" now: {why}')
         return self._names[foreign_name]
+
+    def reserve(self, foreign_names: Iterable[str]) -> None:
+        """Those of the names that are valid as they are stay so: no changed name may take them."""
+        self._names.update({name: name for name in foreign_names if _usable_name(name) == name})
 
     def virtual(self, name: str, model: str) -> Values:
         """The virtual model of that name, made if missing; the name may be the model's own."""
@@ -225,6 +229,10 @@ class Draft:
 
 def _candidate_name(entry: JsonValue) -> str:
     return text_of(entry.get("model") if isinstance(entry, dict) else entry)
+
+
+def _usable_name(foreign_name: str) -> str:
+    return _OPAQUE.sub("-", foreign_name).strip("/")[:200] or "model"
 
 
 def _paths_of_source(values: Values) -> Values:

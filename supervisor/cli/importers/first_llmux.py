@@ -66,6 +66,7 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
     models = object_of(root.get("physical_models"))
     if not models:
         raise ConfigError(("physical_models: there are no models",))
+    draft.reserve([*models, *object_of(root.get("virtual_models"))])
     for foreign_name, values in models.items():
         if isinstance(values, dict):
             _convert_model(draft, foreign_name, values, find)

@@ -82,6 +82,7 @@ class _Conversion:
         models = root.get("models") or {}
         if not isinstance(models, dict) or not (models or root.get("peers")):
             raise ConfigError(("there are no models",))
+        self.draft.reserve(models)
         self._names = {name: self.draft.name(name) for name in models}
         for name, values in models.items():
             if isinstance(values, dict):

@@ -21,6 +21,7 @@ from runtimes.exllamav3.adapter import ExLlamaV3Config
 from runtimes.llama_cpp.adapter import LlamaCppConfig
 from runtimes.llama_cpp.shared.formats import CACHE_TYPES
 from runtimes.llama_server.adapter.config import LlamaServerConfig
+from runtimes.model_config import ModelConfig
 from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
 from runtimes.vllm.adapter.config import VllmWorkerConfig
@@ -79,6 +80,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
     models = object_of(engine.get("models"))
     if not models:
         raise ConfigError(("engine.models: there are no models",))
+    draft.reserve(models)
     draft.server["responses"] = (
         "llm-pool"  # all requests to /v1/responses had its format, and /v1/models listed loaded models
     )
@@ -199,9 +201,18 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
             model["reasoning_format"] = value
         elif key in LlamaServerConfig.model_fields or key in LlamaServerConfig.former_keys:
             model[key] = value
+        elif key == "embeddings":
+            model |= {"type": "embedding"} if value is True else {}
         else:
-            draft.lose(at, _FOR_ALL.get(key, "llama_server has no such key; try extra_args"), model=name)
+            draft.lose(at, _FOR_ALL.get(key) or _remedy(LlamaServerConfig, key, "llama_server"), model=name)
     _report_unknown_fields(draft, name, where, values, "llama_server_")
+
+
+def _remedy(config: type[ModelConfig], key: str, runtime: str) -> str:
+    """The note for a key that the runtime doesn't have."""
+    if (removed := config.removed_keys.get(key)) is not None:
+        return removed.removeprefix("remove it: ")
+    return f"{runtime} has no such key" + ("; try extra_args" if "extra_args" in config.model_fields else "")
 
 
 def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -214,7 +225,7 @@ def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
         elif field in LlamaCppConfig.model_fields:
             model[field] = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
         else:
-            draft.lose(f"{where}.gguf_{field}", "llama_cpp has no such key", model=name)
+            draft.lose(f"{where}.gguf_{field}", _remedy(LlamaCppConfig, field, "llama_cpp"), model=name)
     why = (
         "llama-cpp-python, as before; its install compiles llama.cpp. runtime llama_server needs no compiler, and serves "
         "several requests at once: call type_k cache_type_k there, and type_v cache_type_v"
@@ -240,7 +251,7 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
         elif field in ExLlamaV3Config.model_fields:
             model[field] = value
         else:
-            draft.lose(at, "exllamav3 has no such key", model=name)
+            draft.lose(at, _remedy(ExLlamaV3Config, field, "exllamav3"), model=name)
     if model.get("tensor_parallel") and "gpus" not in model:
         model.pop("tensor_parallel")
         draft.lose(
@@ -295,7 +306,7 @@ def _convert_vllm(draft: Draft, name: str, where: str, values: Values, keys: typ
         if field in keys.model_fields or field in keys.former_keys:
             model[field] = value
         else:
-            draft.lose(f"{where}.vllm_{field}", f"{runtime} has no such key; try extra_args", model=name)
+            draft.lose(f"{where}.vllm_{field}", _remedy(keys, field, runtime), model=name)
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":
@@ -307,7 +318,7 @@ def _convert_vllm(draft: Draft, name: str, where: str, values: Values, keys: typ
         elif key in {"binary", "env", "library_path", "startup_limit_s"}:
             model[key] = value
         else:
-            draft.lose(at, _FOR_ALL.get(key, "vllm_serve has no such key"), model=name)
+            draft.lose(at, _FOR_ALL.get(key) or _remedy(keys, key, "vllm_serve"), model=name)
     draft_model = text_of(model.get("speculative_model") or "/")
     if "path" in model and not draft_model.startswith("/"):
         why = f"its worker loads nothing from the hub, so get it before: hf download {draft_model}"

@@ -56,7 +56,9 @@ def is_manifest(root: Mapping[str, JsonValue]) -> bool:
 def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Draft:
     """The draft. Raises ConfigError where there are no models."""
     draft = Draft()
-    for foreign_name, values in _entries(root.get("models")):
+    entries = [*_entries(root.get("models"))]
+    draft.reserve(name for name, _ in entries)
+    for foreign_name, values in entries:
         _convert_model(draft, foreign_name, values)
     if not draft.models:
         raise ConfigError(("models: there are no models",))

@@ -62,6 +62,7 @@ def convert(text: str) -> Draft:
     for key in sections.get("", {}):
         if key != "version":
             draft.lose(key, "stands above all sections; llama.cpp makes a model `default` of it")
+    draft.reserve(sections)
     shared = _normalised_entries(sections.get(EVERY, {}))
     for foreign_name, own in sections.items():
         if foreign_name not in {"", EVERY}:

@@ -247,11 +247,11 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
         echo(problem)
     if given is not None and len(found) > 1:
         raise InvalidRequestError(f"{path} has {len(found)} models; one name is not enough.", param="--name")
-    names, _, catalog = with_files(place, found, given)
+    names, _, catalog = with_models_entered(place, found, given)
     install_for([catalog.resolve(name).model for name in names.values()], catalog, echo)
     with place.changing() as now:
         known = _entries_by_path(now.catalog)
-        names, text, catalog = with_files(now, found, given)
+        names, text, catalog = with_models_entered(now, found, given)
         if text != now.text:
             now.write(text)
     for model in found:
@@ -266,7 +266,9 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
     return list(names.values())
 
 
-def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
+def with_models_entered(
+    place: Target, found: Sequence[LocalModel], given: str | None
+) -> tuple[dict[Path, str], str, Catalog]:
     """Path → name of these models; and the configuration, as text and as catalog, with an entry for each model without one."""
     names = _entries_by_path(place.catalog)
     taken = {str(one.id) for one in place.catalog.models.values() if not place.catalog.is_local(one)}

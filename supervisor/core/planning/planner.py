@@ -50,12 +50,12 @@ from supervisor.core.planning.plans import (
     DeviceView,
     Evict,
     EvictionBlock,
+    EvictionRank,
     LoadDemand,
     Plan,
     Refuse,
     Resident,
     Snapshot,
-    Standing,
     Wait,
 )
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
@@ -135,10 +135,10 @@ class Fit:
     device_set: DeviceSet
     victims: tuple[Resident, ...]
     coming: tuple[Resident, ...]
-    standing: Standing  # the highest of the victims
+    standing: EvictionRank  # the highest of the victims
     value: float  # of all victims
 
-    def cost(self) -> tuple[bool, Standing, int, float, Devices]:
+    def cost(self) -> tuple[bool, EvictionRank, int, float, Devices]:
         """Sort key among device sets; less is better."""
         return (
             bool(self.device_set.blocked),
@@ -181,11 +181,11 @@ class _Case:
         self.residents = sorted(concerned, key=self._eviction_order)
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
 
-    def _eviction_order(self, resident: Resident) -> tuple[Standing, float, str]:
+    def _eviction_order(self, resident: Resident) -> tuple[EvictionRank, float, str]:
         """Sort key of victims; the smallest is evicted first."""
-        return self._standing(resident), self._value_loaded(resident), resident.model
+        return self._eviction_rank(resident), self._value_loaded(resident), resident.model
 
-    def _standing(self, resident: Resident) -> Standing:
+    def _eviction_rank(self, resident: Resident) -> EvictionRank:
         if resident.block is EvictionBlock.DRAINING:  # draining ones first: else two drain for one waiter
             return resident.priority, -LEAST_URGENT - 1
         return resident.priority, -self.users.get(resident.model, NORMAL)
@@ -260,7 +260,7 @@ class _Case:
             for resident in self.coming.get(device, ())
         }
         victims = tuple(sorted(evicted, key=self._eviction_order))
-        standing = max(map(self._standing, victims), default=(-math.inf, 0))
+        standing = max(map(self._eviction_rank, victims), default=(-math.inf, 0))
         return Fit(device_set, victims, tuple(coming.values()), standing, math.fsum(map(self._value_loaded, victims)))
 
     def _victims_for_space(
@@ -272,7 +272,7 @@ class _Case:
             return space
         for _, members in groupby(ordered, key=lambda resident: resident.priority):
             some: list[Resident] = []
-            for _, alike in groupby(members, key=self._standing):
+            for _, alike in groupby(members, key=self._eviction_rank):
                 some += alike
                 if _reserved_mib(some, device) >= short_mib:
                     return space + _smallest_victim_set(some, device, short_mib)

@@ -72,14 +72,14 @@ class DeviceView:
         return self.title or self.id
 
 
-Standing = tuple[float, int]
+EvictionRank = tuple[float, int]
 """The order of eviction: by priority, then by the class of the last use, least urgent first."""
 
 
 class Idle(NamedTuple):
     """An idle model that could be evicted: from `until` on by any model that may evict it."""
 
-    standing: Standing  # like `value`, as of the time of the summary
+    standing: EvictionRank  # like `value`, as of the time of the summary
     value: float
     model: ModelId
     reserved_mib: int

@@ -11,15 +11,15 @@ from collections.abc import Set as AbstractSet
 
 from supervisor.core.admission.waiters import Key, Place
 from supervisor.core.model_state import ModelState
-from supervisor.core.planning.plans import DeviceSummary, Option, Room, Standing
+from supervisor.core.planning.plans import DeviceSummary, EvictionRank, Option, Room
 from supervisor.core.planning.snapshots import device_summary
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 
-Cost = tuple[int, Standing, int, float]
+Cost = tuple[int, EvictionRank, int, float]
 """Less is better: severity of the obstacle; then, of the models to evict: highest standing, number, total value."""
 
-_NO_STANDING: Standing = (-math.inf, 0)
+_NO_STANDING: EvictionRank = (-math.inf, 0)
 _WORST_COST: Cost = (5, _NO_STANDING, 0, 0.0)
 _NO_MODELS: AbstractSet[ModelId] = frozenset()
 

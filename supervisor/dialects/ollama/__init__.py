@@ -80,7 +80,7 @@ class Ollama(OpenAI):
         """`keep_alive: 0` without a prompt unloads the model for all of its users, so it needs the admin scope."""
         return "admin" if path in _GENERATING and decode.is_unload(path, fields) else None
 
-    async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+    async def answer_in_daemon(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Unload a model after its running requests. Raises LlmuxError."""
         request, _ = decode.read_load(fields)
         if not request.model:

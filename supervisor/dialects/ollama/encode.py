@@ -31,7 +31,7 @@ _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
+class _OllamaTranslation:
     """See AnswerTranslation."""
 
     model: str  # the model's name in the request, or empty
@@ -44,7 +44,7 @@ class _Answers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers(_Answers):
+class Answers(_OllamaTranslation):
     """The `AnswerTranslation` for chats and prompts."""
 
     shape: Shape
@@ -215,7 +215,7 @@ _numbers: Final = msgspec.json.Decoder(list[float]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VectorAnswers(_Answers):
+class VectorAnswers(_OllamaTranslation):
     """The `AnswerTranslation` for embeddings."""
 
     is_single: bool = False  # for the older path, with one vector

@@ -62,7 +62,7 @@ class OpenAI(Dialect):
         """See Dialect: chunks for chat streams."""
         return _reasoning_chunk if path in _CHATS else None
 
-    async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+    async def answer_in_daemon(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Answer a request for which `daemon_scope` returned a scope; `raw` is its body. Raises LlmuxError."""
         raise NotImplementedError
 

@@ -74,7 +74,7 @@ class Responses(OpenAI):
         is_for_background = path in _PATHS and bytes(fields.get("background", b"")) == b"true"
         return "inference" if is_for_background and not self._is_llm_pool_request(path, fields) else None
 
-    async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+    async def answer_in_daemon(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Generate a response in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 

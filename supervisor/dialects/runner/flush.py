@@ -49,7 +49,7 @@ class Outcome:
     error: str | None = None  # set iff it failed
 
     @property
-    def is_done(self) -> bool:
+    def is_flushed(self) -> bool:
         """Whether no request can find a flushed prompt again."""
         return self.how not in {"not_separable", "unknown", "failed"}
 
@@ -66,11 +66,11 @@ async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
             done[model] = Outcome("failed", None, None, error.message)
     await _rotate_salts(daemon, body, done)
     return Flushed(
-        all(each.is_done for each in done.values()),
+        all(each.is_flushed for each in done.values()),
         total(each.entries for each in done.values() if each.how != "nothing_to_flush"),
         total(each.freed_mib for each in done.values()),
         [
-            FlushedModel(model, each.is_done, each.how, each.entries, UNSET if each.error is None else each.error)
+            FlushedModel(model, each.is_flushed, each.how, each.entries, UNSET if each.error is None else each.error)
             for model, each in done.items()
         ],
     )

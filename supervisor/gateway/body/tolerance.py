@@ -143,20 +143,20 @@ def in_order(
             waiting = []
             continue
         if role != "tool" and waiting:  # nothing may come between a call and its result
-            waiting = _append_user_text(others, waiting)
+            _append_user_text(others, waiting)
+            waiting = []
         others.append(message)
     _append_user_text(others, waiting)
     return _join_contents(first), others
 
 
-def _append_user_text(messages: list[Json], waiting: list[object]) -> list[object]:
-    """Append the waiting contents as a user message. Returns the new list of waiting contents, which is empty."""
+def _append_user_text(messages: list[Json], waiting: Sequence[object]) -> None:
+    """Append the waiting contents as a user message."""
     text = _join_contents(waiting)
     if text and messages and messages[-1].get("role") == "user":
         messages[-1] = {**messages[-1], "content": _join_contents([messages[-1].get("content"), *waiting])}
     elif text:
         messages.append({"role": "user", "content": text})
-    return []
 
 
 def _join_contents(contents: Sequence[object]) -> str | list[Any]:

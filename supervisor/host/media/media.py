@@ -1,7 +1,7 @@
 """Gets media for prompts: from network addresses that were checked before, and from files below one folder.
 
 A connection goes to exactly the given address, even if the name resolves to another one by then; the certificate must be
-valid for the name. `media_wire` does that; only a daemon that fetches imports it.
+valid for the name. `media_wire` connects so; only a daemon that fetches media imports that module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.host.upstream.probe import causes
 if TYPE_CHECKING:
     import httpcore
 
-MOST_ADDRESSES: Final = 4  # of a name, that are tried
+MOST_ADDRESSES: Final = 4  # so many addresses of a name are tried
 _THREADS: Final = 8
 _AT_ONCE: Final = 32  # pieces in one turn of the loop
 PIECE: Final = 96 * 1024  # of a file: a multiple of three bytes, as base64 takes them
@@ -125,7 +125,7 @@ class MediaFile:
 
 
 class _Opened:
-    """A descriptor, closed with the last reference: a thread may still read after its caller has left.
+    """An open file, closed with the last reference, since a thread may still read it after the caller has left.
 
     Opening and reading block. The checked file is the file that is read: an open descriptor follows no changed link.
     """
@@ -177,7 +177,7 @@ async def _send_request(
 
 
 def _header_of(response: httpcore.Response, name: bytes) -> str | None:
-    """The header field; several of one name are joined by commas, so that no check accepts them."""
+    """The header field; a field that came twice is joined by a comma, so that every check refuses it."""
     found = [value for each, value in response.headers if each.lower() == name]
     return b", ".join(found).decode("latin-1") if found else None
 

@@ -261,7 +261,7 @@ class TestFlush:
             fleet=SimpleNamespace(effective=lambda _: SimpleNamespace(adapter=adapter, config=None)),
         )
         done = await flush._flush_model(served, "m", FlushAll())
-        assert (done.how, done.is_done, asked) == (how, True, loaded)
+        assert (done.how, done.is_flushed, asked) == (how, True, loaded)
 
 
 class TestFreed:

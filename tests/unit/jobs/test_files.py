@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.host.store.store import MIGRATIONS, NotSavedError, Store
@@ -128,6 +129,9 @@ class TestAppending:
 
     async def test_a_folder_that_cannot_be_used(self, tmp_path):
         (tmp_path / "files").write_text("")
-        async with opened(tmp_path) as files:
-            with pytest.raises(UnavailableError):
-                files.begin(None, "batch")
+        with capture_logs() as logged:
+            async with opened(tmp_path) as files:
+                with pytest.raises(UnavailableError):
+                    files.begin(None, "batch")
+        (line,) = [line for line in logged if line["event"] == "files.unusable"]
+        assert line["consequence"] == "no batches are taken"

@@ -38,3 +38,10 @@ class TestGpus:
     def test_one_everywhere_else(self):
         others = {name for name in REGISTRY.names() if name not in LARGE}
         assert {REGISTRY.get(name).config.model_fields["gpus"].default for name in others} == {1}
+
+
+def test_the_order_of_keys_is_that_of_earlier_versions():
+    """A model's fingerprint depends on it: in another order, an upgrade would load and measure all such models again."""
+    for runtime in ("transformers", "faster_whisper", "ctranslate2", "embeddings", "exllamav3"):
+        keys = [*REGISTRY.get(runtime).config.model_fields]
+        assert keys.index("parallel") < keys.index("threads"), runtime

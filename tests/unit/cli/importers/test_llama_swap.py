@@ -27,9 +27,9 @@ class TestLlamaSwap:
 
     def test_names_that_differ_in_spaces_stay_two_models(self):
         draft = swap({"a b": {"cmd": "x ${PORT}", "aliases": ["a  b"]}, "a-b": {"cmd": "y ${PORT}"}})
-        assert {name: model["cmd"][0] for name, model in draft.models.items()} == {"a-b": "x", "a-b-2": "y"}
-        assert draft.virtual_models["a-b-3"]["model"] == "a-b"
-        assert 'a-b: is called "a-b-2" now: "a-b" is the name of another' in notes(draft)
+        assert {name: model["cmd"][0] for name, model in draft.models.items()} == {"a-b-2": "x", "a-b": "y"}
+        assert draft.virtual_models["a-b-3"]["model"] == "a-b-2"
+        assert 'a b: is called "a-b-2" now: "a-b" is the name of another' in notes(draft)
 
     def test_one_model_at_a_time(self):
         models = {name: {"cmd": "x ${PORT}"} for name in ("a", "b")}

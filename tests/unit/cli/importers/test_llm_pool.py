@@ -174,6 +174,13 @@ class TestLlmPool:
         }
         assert draft.models["b"]["thinking_field"] == "thinking"
 
+    def test_keys_that_llmux_has_no_more(self):
+        fields = {"model_path": "/m.gguf", "llama_server_embeddings": True, "llama_server_alias": "x"}
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "llama_server", **fields}}}})
+        assert draft.models["a"]["type"] == "embedding"
+        (note,) = [note for note in draft.notes if note.where.endswith("llama_server_alias")]
+        assert note.message.startswith("another name for a model is a virtual model")
+
     def test_vllm_fields_and_options(self):
         """Both become keys; a field of its own wins over an option."""
         fields = {
