@@ -118,7 +118,7 @@ def engine(request) -> str:
 @pytest.fixture(scope="session")
 def ears(engine, tmp_path_factory) -> Iterator[Ears]:
     """A worker of each engine, for one request at a time, shared by all tests that leave it as it is."""
-    with started(tmp_path_factory.mktemp(engine), **keys_of(engine), parallel=1) as worker:
+    with started(tmp_path_factory.mktemp(engine), **keys_of(engine)) as worker:
         yield worker
 
 
